@@ -1,0 +1,54 @@
+# The commands of the study. Each works on a fresh Linux machine with Python 3.11: what it needs, it installs into .venv.
+#
+#   make reproduce [SWEEP=momentum] [SCALE=quick]   train a sweep, log it to MLflow, write results/$(SCALE)/
+#   make reproduce-all                              the paper's three tables
+#   make report | ui | test | lint | bench | slurm | slurm-down
+
+SWEEP ?= momentum
+SCALE ?= quick
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+STUDY := .venv/bin/study
+INSTALLED := .venv/.installed
+
+.PHONY: help venv reproduce reproduce-all data report ui test lint bench slurm slurm-down
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '3,5s/^# *//p' Makefile
+
+venv: $(INSTALLED)
+
+$(INSTALLED): requirements.txt pyproject.toml
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+data: $(INSTALLED)
+	$(STUDY) data get fashion-mnist
+
+reproduce: data
+	$(STUDY) sweep submit sweeps/$(SWEEP).yaml --scale $(SCALE) --cluster local --wait
+	$(STUDY) runs export --out results/runs
+	$(STUDY) report
+
+reproduce-all: data
+	for sweep in momentum mechanisms batch; do $(MAKE) reproduce SWEEP=$$sweep || exit; done
+
+report: $(INSTALLED)
+	$(STUDY) report
+
+ui: $(INSTALLED)
+	$(STUDY) runs ui
+
+lint: $(INSTALLED)
+	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+
+test: data lint
+	.venv/bin/pytest
+
+bench: data
+	$(STUDY) bench
+
+slurm slurm-down: $(INSTALLED)
+	.venv/bin/python -m study.sweep.onenode $(if $(filter slurm,$@),up,down)

@@ -1,0 +1,8 @@
+"""``python -m study`` is ``study``."""
+
+import sys
+
+from study.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

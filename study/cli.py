@@ -1,0 +1,57 @@
+"""The command line: thin, and quick to answer, since each room imports what is heavy only when its command runs."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from study import __version__
+from study.errors import UserError
+
+EPILOG = """\
+from nothing to a table:
+  study data get fashion-mnist                          the images
+  study sweep plan sweeps/momentum.yaml --scale quick    what would run, and what it costs
+  study sweep submit sweeps/momentum.yaml --scale quick --wait
+  study runs export && study report                     results/quick/REPORT.md
+
+`study COMMAND --help` explains each; `make help` lists the shortcuts."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; every room registers its own commands."""
+    from study import bench_commands, train_commands
+    from study.data import commands as data
+    from study.report import commands as report
+    from study.run import commands as runs
+    from study.sweep import commands as sweep
+
+    top = argparse.ArgumentParser(
+        prog="study",
+        description="A reproduction study of Momentum Contrast (He et al. 2019): train, sweep, record, report.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"study {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for room in (train_commands, sweep, runs, report, data, bench_commands):
+        room.register(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 a run failed, 2 bad input, 130 interrupted."""
+    arguments = parser().parse_args(argv)
+    try:
+        return int(arguments.func(arguments))
+    except UserError as error:
+        print(f"study: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 2)
+    except KeyboardInterrupt:
+        print("study: interrupted; the same command continues", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (`| head`) has gone; keep the interpreter from complaining when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141

@@ -1,0 +1,144 @@
+"""``study train``."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+EPILOG = """\
+examples:
+  study train --scale quick m=0.99                    the quick scale's config with another momentum
+  study train my.yaml optimiser.epochs=20 seed=1      a file of your own, and two overrides
+  study train runs/3f2a…/config.yaml                  a run that was interrupted: it continues from its checkpoint
+
+The config is the scale's overlay (sweeps/scales/S.yaml), then the file, then the overrides; what none of them sets is
+the paper's value. `study train --list` shows every key. A run is named by the hash of its whole config and lives in
+RUNS_DIR/<signature>; starting it again continues it, and does nothing when it is finished.
+
+exit codes: 0 finished, or another process holds the run · 1 failed · 2 bad input · 85 saved, to be requeued (SIGUSR2)
+            130 Ctrl-C · 143 SIGTERM"""
+
+
+def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add ``study train``."""
+    command = subparsers.add_parser(
+        "train",
+        help="train one run, or continue it",
+        description="Train one run, or continue it: the three mechanisms, and the linear probe, are all configs of this one trainer.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_argument(
+        "arguments", nargs="*", metavar="CONFIG.yaml | key=value", help="at most one file, and overrides"
+    )
+    command.add_argument(
+        "--scale", metavar="S", help="start from sweeps/scales/S.yaml: smoke, quick, cpu, gpu, imagenet"
+    )
+    command.add_argument(
+        "--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="where runs live (default: runs)"
+    )
+    command.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1; auto takes a GPU when there is one (default)"
+    )
+    command.add_argument("--threads", type=int, metavar="N", help="CPU threads of this process (default: all cores)")
+    command.add_argument("--compile", action="store_true", help="torch.compile the encoders: pays in long runs only")
+    command.add_argument(
+        "--checkpoint-every", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default: 60)"
+    )
+    command.add_argument(
+        "--list", action="store_true", help="show every key with its value here and what it means, and stop"
+    )
+    command.add_argument("--mlflow", action="store_true", help="push the run to MLflow beside the training")
+    command.add_argument(
+        "--json", action="store_true", help='the last line is {"signature", "dir", "final": {metric: value}}'
+    )
+    command.set_defaults(func=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Resolve the config, train, and print the outcome."""
+    from study.config import resolve
+    from study.errors import UserError
+
+    files = [argument for argument in arguments.arguments if "=" not in argument]
+    if len(files) > 1:
+        raise UserError(f"command line: {files[1]!r}: allowed is one config file, then key=value")
+    for name in ("threads", "checkpoint_every"):
+        value = getattr(arguments, name)
+        if value is not None and value < (1 if name == "threads" else 0):
+            raise UserError(f"command line: --{name.replace('_', '-')} = {value}: allowed is a positive number")
+    tree, source = _tree(files, arguments)
+    config = resolve(tree, source)
+    if arguments.list:
+        _list(config)
+        return 0
+    if arguments.threads is not None:
+        # Before torch is imported, so that every library of this process agrees.
+        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ[variable] = str(arguments.threads)
+    from study.train import Runtime, train
+
+    runtime = Runtime(
+        runs_dir=arguments.runs_dir,
+        device=arguments.device,
+        threads=arguments.threads,
+        compile=arguments.compile,
+        checkpoint_every=arguments.checkpoint_every,
+        command=sys.argv,
+    )
+    mirror = None
+    if arguments.mlflow:
+        from study.run.mirror import start_mirror
+
+        mirror = start_mirror(arguments.runs_dir)
+    try:
+        outcome = train(config, runtime)
+    finally:
+        if mirror is not None:
+            mirror.stop()
+    if arguments.json:
+        print(json.dumps({"signature": outcome.signature, "dir": str(outcome.dir), "final": outcome.final}))
+    return outcome.exit_code
+
+
+def _tree(files: list[str], arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """The merged tree and the name of where it came from; overrides are echoed."""
+    from study.config import flatten, merge, parse_overrides, read_yaml
+    from study.sweep.grid import scale_overlay
+
+    tree: dict[str, Any] = scale_overlay(arguments.scale) if arguments.scale else {}
+    for file in files:
+        tree = merge(tree, read_yaml(Path(file)))
+    overrides = parse_overrides(argument for argument in arguments.arguments if "=" in argument)
+    for key, value in flatten(overrides).items():
+        print(f"override: {key} = {value!r}", file=sys.stderr)
+    sources = (
+        [f"sweeps/scales/{arguments.scale}.yaml"] * bool(arguments.scale) + files + ["command line"] * bool(overrides)
+    )
+    return merge(tree, overrides), " + ".join(sources) or "defaults"
+
+
+def _list(config: Any) -> None:
+    """Every key: its value in this config and the sentence that explains it."""
+    from pydantic import BaseModel
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("key", "value", "meaning", box=box.SIMPLE)
+
+    def add(section: BaseModel, prefix: str) -> None:
+        for name, field in type(section).model_fields.items():
+            value = getattr(section, name)
+            if isinstance(value, BaseModel):
+                add(value, f"{prefix}{name}.")
+            else:
+                table.add_row(f"{prefix}{name}", "null" if value is None else str(value), field.description)
+
+    add(config, "")
+    console = Console()
+    console.print(table)
+    console.print(f"signature {config.signature}", highlight=False)
