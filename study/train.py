@@ -43,7 +43,7 @@ READ_EVERY = 16
 
 @dataclass(frozen=True)
 class Runtime:
-    """What may change between two attempts at the same run without changing its numbers (bits: same machine, threads)."""
+    """What may change between two attempts at one run; its bits stay the same on one machine with as many threads."""
 
     runs_dir: Path
     device: str = "auto"
@@ -62,7 +62,7 @@ class Outcome:
     exit_code: int
 
 
-class Stopped(Exception):
+class Stopped(Exception):  # noqa: N818 - no error, like StopIteration
     """A signal asked the run to end; what is worth keeping has been saved."""
 
 

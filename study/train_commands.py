@@ -26,7 +26,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     command = subparsers.add_parser(
         "train",
         help="train one run, or continue it",
-        description="Train one run, or continue it: the three mechanisms, and the linear probe, are all configs of this one trainer.",
+        description="Train one run, or continue it; each mechanism, and the linear probe, is a config of one trainer.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
