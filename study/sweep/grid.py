@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from study.config import Config, Probe, flatten, merge, nest, read_yaml, render, resolve
 from study.errors import UserError
 
+SCALES = Path(__file__).parents[2] / "sweeps" / "scales"
+
 Label = str | int | float | bool
 Tree = dict[str, Any]
 Choices = dict[str, dict[Label, Tree]]
@@ -141,7 +143,7 @@ def load(path: Path, scale: str, overrides: Mapping[str, Any] | None = None) -> 
         UserError: a fault in one of the files or in the overrides; one line with the file and the key.
     """
     file = _read(path)
-    overlay = _scale(path, scale)
+    overlay = scale_overlay(scale, path.parent / "scales")
     choices = _choices(file)
     _check_rules(file, path, choices)
     _check_scales(file, path)
@@ -293,19 +295,23 @@ def _read(path: Path) -> SweepFile:
     return file
 
 
-def _scale(path: Path, scale: str) -> Tree:
-    scales = scale_names(path)
-    if scale not in scales:
-        raise UserError(f"{path}: scale = {render(scale)}: allowed is {', '.join(scales) or 'none: no scales/*.yaml'}")
-    overlay = path.parent / "scales" / f"{scale}.yaml"
-    tree = read_yaml(overlay)
-    resolve(tree, str(overlay))
+def scale_overlay(scale: str, folder: Path = SCALES) -> Tree:
+    """The config tree of a scale, nested.
+
+    Raises:
+        UserError: there is no such scale, or its file is no valid config.
+    """
+    known = scale_names(folder)
+    if scale not in known:
+        raise UserError(f"{folder}: scale = {render(scale)}: allowed is {', '.join(known) or 'none: it has no *.yaml'}")
+    tree = read_yaml(folder / f"{scale}.yaml")
+    resolve(tree, str(folder / f"{scale}.yaml"))
     return merge({}, tree)
 
 
-def scale_names(path: Path) -> list[str]:
-    """The scales that lie beside a sweep's YAML."""
-    return sorted(file.stem for file in (path.parent / "scales").glob("*.yaml"))
+def scale_names(folder: Path = SCALES) -> list[str]:
+    """The scales that lie in a folder."""
+    return sorted(file.stem for file in folder.glob("*.yaml"))
 
 
 def _check_rules(file: SweepFile, path: Path, choices: Choices) -> None:
@@ -326,7 +332,7 @@ def _check_rules(file: SweepFile, path: Path, choices: Choices) -> None:
 
 
 def _check_scales(file: SweepFile, path: Path) -> None:
-    known = scale_names(path)
+    known = scale_names(path.parent / "scales")
     named: list[tuple[str, Sequence[str]]] = [
         ("scales", list(file.scales)),
         ("cost", list(file.cost)),
