@@ -1,0 +1,341 @@
+"""A Slurm of one node on this machine, for trying and for the tests: Debian or Ubuntu, as root, no systemd needed.
+
+``python -m study.sweep.onenode up|down [--state DIR] [--no-accounting] [--max-array-size N]``. Everything lives in one
+folder, every daemon listens on loopback, and ``down`` stops what ``up`` started, by process id, and nothing else.
+"""
+
+import argparse
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from study.errors import UserError
+
+STATE = Path("/var/tmp/study-slurm")  # noqa: S108 — short (a socket's path has 108 characters) and not on a shared disk
+PACKAGES = {"slurmctld": "slurm-wlm", "munged": "munge"}
+ACCOUNTING_PACKAGES = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
+SYSTEM_CONF = Path("/etc/slurm/slurm.conf")
+DAEMONS = ("slurmd", "slurmctld", "slurmdbd", "mariadbd", "munged")  # in the order in which they stop
+PATIENCE_S = 30.0
+
+SLURM_CONF = """\
+ClusterName=study
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={slurmctld}
+SlurmdPort={slurmd}
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SlurmUser=root
+AuthType=auth/munge
+# A requeued job waits for its old credential to expire before it starts again (120 s if not set).
+AuthInfo=socket={state}/munge/socket,cred_expire=5
+StateSaveLocation={state}/ctld
+SlurmdSpoolDir={state}/spool
+SlurmctldPidFile={state}/slurmctld.self
+SlurmdPidFile={state}/slurmd.self
+SlurmctldLogFile={state}/slurmctld.log
+SlurmdLogFile={state}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
+ReturnToService=2
+KillWait=30
+MinJobAge=300
+MaxArraySize={max_array_size}
+{accounting}
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory={memory} State=UNKNOWN
+PartitionName=normal Nodes={host} Default=YES MaxTime=UNLIMITED PriorityTier=1 GraceTime=30
+PartitionName=urgent Nodes={host} MaxTime=UNLIMITED PriorityTier=10 PreemptMode=OFF
+"""
+
+SLURMDBD_CONF = """\
+AuthType=auth/munge
+AuthInfo=socket={state}/munge/socket
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={slurmdbd}
+CommunicationParameters=NoInAddrAny
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={mariadbd}
+StorageUser=slurm
+StoragePass={password}
+StorageLoc=slurm_acct_db
+LogFile={state}/slurmdbd.log
+PidFile={state}/slurmdbd.self
+"""
+
+MARIADB_CONF = """\
+[mariadbd]
+user=mysql
+datadir={state}/mariadb/data
+socket={state}/mariadb/socket
+pid-file={state}/mariadb/self
+log-error={state}/mariadb/log
+bind-address=127.0.0.1
+port={mariadbd}
+innodb_buffer_pool_size=64M
+innodb_log_file_size=16M
+innodb_lock_wait_timeout=900
+"""
+
+
+def up(state: Path = STATE, *, accounting: bool = True, max_array_size: int = 1001) -> Path:
+    """Start the cluster, or what is missing of it, and wait until its node takes jobs.
+
+    Args:
+        state: the folder that holds all of it; made if it does not exist.
+        accounting: with slurmdbd and MariaDB, so that ``sacct`` answers.
+        max_array_size: Slurm's MaxArraySize: one more than the largest index of an array.
+
+    Returns:
+        The path of slurm.conf, to be set as ``SLURM_CONF`` where /etc/slurm/slurm.conf does not point at it.
+
+    Raises:
+        UserError: not root, the packages cannot be installed, or a daemon did not start (its log is named).
+    """
+    if os.geteuid() != 0:
+        raise UserError("make slurm: user = not root: allowed is root, since Slurm's daemons run jobs as their users")
+    _install(PACKAGES | (ACCOUNTING_PACKAGES if accounting else {}))
+    state.mkdir(parents=True, exist_ok=True)
+    state.chmod(0o755)
+    conf = state / "slurm.conf"
+    if not conf.exists() or not any(_running(state, name) for name in DAEMONS):
+        _write_settings(state, accounting, max_array_size)
+    env = os.environ | {"SLURM_CONF": str(conf)}
+    _munge(state)
+    if (state / "slurmdbd.conf").exists():
+        _mariadb(state)
+        _start(state, "slurmdbd", ["slurmdbd", "-D"], env)
+        _until("slurmdbd", state / "slurmdbd.log", lambda: _succeeds(["sacctmgr", "-n", "list", "cluster"], env))
+    _start(state, "slurmctld", ["slurmctld", "-D", "-f", str(conf)], env)
+    _until("slurmctld", state / "slurmctld.log", lambda: _succeeds(["scontrol", "ping"], env))
+    _start(state, "slurmd", ["slurmd", "-D", "-f", str(conf)], env)
+    _until("slurmd", state / "slurmd.log", lambda: _node_state(env) in {"idle", "mixed", "allocated"})
+    if state == STATE and not SYSTEM_CONF.exists():
+        SYSTEM_CONF.parent.mkdir(exist_ok=True)
+        SYSTEM_CONF.unlink(missing_ok=True)  # a dangling link
+        SYSTEM_CONF.symlink_to(conf)
+    return conf
+
+
+def down(state: Path = STATE) -> None:
+    """Cancel the jobs, stop the daemons that :func:`up` started, and remove their folder. Nothing there: nothing done."""
+    conf = state / "slurm.conf"
+    if not conf.exists():
+        return
+    env = os.environ | {"SLURM_CONF": str(conf)}
+    if _running(state, "slurmctld") and _running(state, "slurmd"):
+        jobs = ["squeue", "--noheader", "--format=%A"]
+        listed = subprocess.run(jobs, env=env, capture_output=True, text=True, check=False).stdout.split()
+        if listed:
+            subprocess.run(["scancel", *listed], env=env, check=False)
+            _until("scancel", state / "slurmctld.log", lambda: not subprocess.check_output(jobs, env=env))
+    for name in DAEMONS:
+        _stop(state, name)
+    if SYSTEM_CONF.is_symlink() and SYSTEM_CONF.readlink() == conf:
+        SYSTEM_CONF.unlink()
+    shutil.rmtree(state)
+
+
+def _install(needed: dict[str, str]) -> None:
+    missing = [package for program, package in needed.items() if not shutil.which(program, path=_PATH)]
+    if not missing:
+        return
+    if not shutil.which("apt-get"):
+        raise UserError(f"make slurm: {' '.join(missing)} not installed: allowed is Debian or Ubuntu, or install them")
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    # A container's policy forbids starting services, and so do we: ours run from their own folder.
+    policy = Path("/usr/sbin/policy-rc.d")
+    ours = not policy.exists()
+    if ours:
+        policy.write_text("#!/bin/sh\nexit 101\n")
+        policy.chmod(0o755)
+    try:
+        install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *missing]
+        if not _succeeds(["apt-get", "update", "-q"], env) or subprocess.run(install, env=env, check=False).returncode:
+            raise UserError(f"make slurm: apt-get install {' '.join(missing)}: failed; its answer stands above")
+    finally:
+        if ours:
+            policy.unlink()
+
+
+_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+
+
+def _write_settings(state: Path, accounting: bool, max_array_size: int) -> None:
+    ports = dict(zip(("slurmctld", "slurmd", "slurmdbd", "mariadbd"), _free_ports(4), strict=True))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    values = ports | {
+        "state": state,
+        "host": socket.gethostname().split(".")[0],
+        "cpus": os.cpu_count() or 1,
+        "memory": memory * 9 // 10,
+        "max_array_size": max_array_size,
+        "password": secrets.token_hex(16),
+        "accounting": "AccountingStorageType=accounting_storage/none",
+    }
+    private = {"slurmdbd.conf": SLURMDBD_CONF, "mariadb.conf": MARIADB_CONF}
+    if accounting:
+        values["accounting"] = (
+            "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
+            f"AccountingStoragePort={ports['slurmdbd']}\n"
+            f"AccountingStoragePass={state}/munge/socket\n"
+            "JobAcctGatherType=jobacct_gather/linux"
+        )
+        for name, text in private.items():
+            (state / name).touch(mode=0o600)
+            (state / name).write_text(text.format(**values))
+    else:
+        for name in private:
+            (state / name).unlink(missing_ok=True)
+    for folder in ("ctld", "spool"):
+        (state / folder).mkdir(exist_ok=True)
+    (state / "slurm.conf").write_text(SLURM_CONF.format(**values))
+
+
+def _munge(state: Path) -> None:
+    folder = state / "munge"
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "key").touch(mode=0o600)
+        (folder / "key").write_bytes(secrets.token_bytes(128))
+        for path in (folder, folder / "key"):
+            shutil.chown(path, "munge", "munge")
+    command = ["munged", "--foreground", f"--socket={folder}/socket", f"--key-file={folder}/key"]
+    command += [f"--pid-file={folder}/self", f"--seed-file={folder}/seed", f"--log-file={folder}/log"]
+    _start(state, "munged", command, dict(os.environ), user="munge")
+    socket_path = folder / "socket"
+    _until("munged", folder / "log", lambda: _succeeds(["munge", "-n", f"--socket={socket_path}"], dict(os.environ)))
+
+
+def _mariadb(state: Path) -> None:
+    folder, env = state / "mariadb", dict(os.environ)
+    defaults = f"--defaults-file={state}/mariadb.conf"
+    if not folder.exists():
+        folder.mkdir()
+        shutil.chown(folder, "mysql", "mysql")
+        install = ["mariadb-install-db", defaults, "--user=mysql", f"--datadir={folder}/data", "--skip-test-db"]
+        if not _succeeds([*install, "--auth-root-authentication-method=socket"], env):
+            raise UserError(f"make slurm: mariadb-install-db failed: see {folder}/log")
+    _start(state, "mariadbd", ["mariadbd", defaults], env)
+    client = ["mariadb", "--no-defaults", "--user=root", f"--socket={folder}/socket"]
+    _until("mariadbd", folder / "log", lambda: _succeeds([*client, "-e", "select 1"], env))
+    password = next(
+        line.partition("=")[2] for line in (state / "slurmdbd.conf").read_text().splitlines() if "StoragePass" in line
+    )
+    grant = (
+        f"create user if not exists slurm@127.0.0.1 identified by '{password}';"
+        "grant all on slurm_acct_db.* to slurm@127.0.0.1;"
+    )
+    subprocess.run(client, input=grant, text=True, check=True)
+
+
+# ----------------------------------------------------------------------------------------------------- processes
+
+
+def _start(state: Path, name: str, command: list[str], env: dict[str, str], user: str | None = None) -> None:
+    """Start a daemon in a session of its own unless it runs, and note its process id and start time."""
+    if _running(state, name):
+        return
+    program = shutil.which(command[0], path=_PATH)
+    assert program is not None, f"{command[0]} was installed above"
+    with (state / f"{name}.out").open("ab") as out:
+        process = subprocess.Popen(
+            [program, *command[1:]], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            start_new_session=True, user=user, group=user, extra_groups=[] if user else None, cwd="/",
+        )  # fmt: skip
+    (state / f"{name}.pid").write_text(f"{process.pid} {_start_time(process.pid)}\n")
+
+
+def _running(state: Path, name: str) -> int | None:
+    """The process id of a daemon that we started, unless it ended (or its number went to another process)."""
+    try:
+        pid, started = (state / f"{name}.pid").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return int(pid) if _start_time(int(pid)) == started else None
+
+
+def _start_time(pid: int) -> str | None:
+    """When a process began, in clock ticks since the boot, or None when there is none or it is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _stop(state: Path, name: str) -> None:
+    pid = _running(state, name)
+    if pid is None:
+        return
+    os.kill(pid, 15)
+    try:
+        _until(name, state / f"{name}.log", lambda: _running(state, name) is None)
+    except UserError:
+        os.kill(pid, 9)
+
+
+def _until(what: str, log: Path, done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        if time.monotonic() > deadline:
+            raise UserError(f"make slurm: {what}: not ready after {PATIENCE_S:.0f} s: see {log}")
+        time.sleep(0.1)
+
+
+def _succeeds(command: list[str], env: dict[str, str]) -> bool:
+    return subprocess.run(command, env=env, capture_output=True, check=False).returncode == 0
+
+
+def _node_state(env: dict[str, str]) -> str:
+    command = ["sinfo", "--noheader", "--format=%T", "--partition=normal"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m study.sweep.onenode", description=__doc__)
+    parser.add_argument("action", choices=["up", "down"])
+    parser.add_argument("--state", type=Path, default=STATE, help="folder of the cluster (default %(default)s)")
+    parser.add_argument("--no-accounting", action="store_true", help="leave slurmdbd and MariaDB out")
+    parser.add_argument(
+        "--max-array-size", type=int, default=1001, help="largest array index + 1 (default %(default)s)"
+    )
+    args = parser.parse_args()
+    try:
+        if args.action == "down":
+            down(args.state.resolve())
+            return 0
+        conf = up(args.state.resolve(), accounting=not args.no_accounting, max_array_size=args.max_array_size)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"Slurm runs. Partitions: normal (default) and urgent, which preempts it.\nexport SLURM_CONF={conf}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
