@@ -1,0 +1,150 @@
+"""Pre-registered claims: what `sweeps/claims.yaml` may say, and what a verdict holds. `judge` compares the two."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from study.config import read_yaml, render
+from study.errors import UserError
+from study.report import metrics
+from study.report.load import Label
+
+Where = dict[str, Label | dict[str, Label]]
+"""An arm: label or config key → value, or scale → value; ``{floor: name}`` is a floor."""
+Answer = Literal["holds", "fails", "undecided"]
+Test = Literal["at_floor", "order", "gap", "close", "interaction"]
+
+_ARMS: Mapping[Test, tuple[int, int]] = {
+    "at_floor": (1, 1),
+    "order": (2, 99),
+    "gap": (2, 2),
+    "close": (2, 2),
+    "interaction": (4, 4),
+}
+
+
+class Claim(BaseModel):
+    """One entry of claims.yaml.
+
+    The tests, with ``by`` in the metric's printed unit:
+        at_floor     arms[0] ≤ the best of ``floors`` + by; an arm that diverged in every seed is at the floor
+        order        each arm is better than the one before it, by more than ``by``
+        gap          arms[0] − arms[1] > by
+        close        |arms[0] − arms[1]| ≤ by
+        interaction  (arms[0] − arms[1]) − (arms[2] − arms[3]) > by
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    sweep: str
+    statement: str
+    source: str
+    metric: str | dict[str, str] = "knn"
+    test: Test
+    arms: list[Where]
+    floors: list[str] = []
+    each: str | None = None
+    """Ask the same at each value of this axis at which all the arms exist; every answer must hold."""
+    by: float | dict[str, float] = 0.0
+    noise: float | dict[str, float] = 0.0
+    """Half-width of the interval when seeds are too few to estimate it."""
+    seeds: int = 1
+    """Fewest seeds an arm that decide."""
+    not_at: dict[str, str] = {}
+    """Scale → why it cannot decide there, such as a run shorter than the key encoder's lag."""
+
+
+def at(value: Any, scale: str) -> Any:
+    """A setting, or the one for this scale of a mapping that has a ``default``."""
+    return value.get(scale, value["default"]) if isinstance(value, Mapping) else value
+
+
+def read(path: Path) -> dict[str, Claim]:
+    """Read claims.yaml.
+
+    Raises:
+        UserError: an unknown key, a wrong type, or a number of arms that the test cannot use.
+    """
+    claims = {}
+    for name, tree in read_yaml(path).items():
+        try:
+            claim = Claim.model_validate(tree)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            key = ".".join([name, *(str(part) for part in fault["loc"])])
+            allowed = fault["msg"].removeprefix("Input should be ")
+            raise UserError(f"{path}: {key} = {render(fault['input'])}: allowed is {allowed}") from None
+        least, most = _ARMS[claim.test]
+        if not least <= len(claim.arms) <= most:
+            allowed = str(least) if least == most else f"{least} or more"
+            raise UserError(f"{path}: {name}.arms has {len(claim.arms)}: allowed is {allowed} with {claim.test}")
+        if (claim.test == "at_floor") != bool(claim.floors):
+            allowed = "one name or more" if claim.test == "at_floor" else f"none with {claim.test}"
+            raise UserError(f"{path}: {name}.floors = {render(claim.floors)}: allowed is {allowed}")
+        claims[name] = claim
+    return claims
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An arm's numbers, in the printed unit."""
+
+    arm: str
+    mean: float
+    sd: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One estimate with its interval, compared with one threshold, in the printed unit."""
+
+    what: str
+    estimate: float
+    low: float
+    high: float
+    threshold: float
+    interval: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to one claim at one scale, and the numbers that it rests on."""
+
+    id: str
+    sweep: str
+    scale: str
+    statement: str
+    source: str
+    metric: str
+    rule: str
+    answer: Answer
+    reason: str
+    numbers: tuple[Measured, ...]
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def evidence(self) -> str:
+        """The numbers on one line; empty when there are none."""
+        metric = metrics.of(self.metric)
+        return f"{metric.axis}: " + "; ".join(_spoken(each, metric) for each in self.numbers) if self.numbers else ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, rounded so that the file is the same on every machine."""
+        return {name: _rounded(value) for name, value in asdict(self).items()}
+
+
+def _spoken(each: Measured, metric: metrics.Metric) -> str:
+    spread = "" if each.sd is None else f" ± {each.sd:.{metric.digits}f}"
+    return f"{each.arm} {each.mean:.{metric.digits}f}{spread} (n = {each.n})"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, Mapping):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value

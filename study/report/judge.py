@@ -1,0 +1,206 @@
+"""Claims against stored runs.
+
+One rule serves every test: an estimate, a difference between arms, comes with an interval, and the claim is decided
+only when the whole interval lies on one side of the threshold. With several seeds the interval is the 95 % t-interval
+whose standard deviation is pooled over the sweep's arms; with fewer than two degrees of freedom it is ± the ``noise``
+that the claim was registered with.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from study.report import metrics
+from study.report.claims import Answer, Claim, Comparison, Measured, Verdict, at
+from study.report.load import Arm, SweepRuns, show
+
+MEANINGLESS = {"smoke": "scale smoke shows that everything runs; its numbers mean nothing"}
+
+
+class _Undecided(Exception):  # noqa: N818 - an answer, no error
+    """Why a claim cannot be decided."""
+
+
+def judge(name: str, claim: Claim, sweep: SweepRuns) -> Verdict:
+    """The verdict on one claim at the scale of ``sweep``."""
+    metric = metrics.of(at(claim.metric, sweep.scale))
+    by = float(at(claim.by, sweep.scale))
+    trial = _Trial(claim, sweep, metric, by)
+    try:
+        comparisons, answer = trial.run()
+        reason = "; ".join(_sentence(each, metric) for each in comparisons)
+    except _Undecided as why:
+        comparisons, answer, reason = [], "undecided", str(why)
+    except _AtFloor as why:
+        comparisons, answer, reason = [], "holds", str(why)
+    return Verdict(
+        id=name,
+        sweep=sweep.name,
+        scale=sweep.scale,
+        statement=claim.statement,
+        source=claim.source,
+        metric=metric.name,
+        rule=_rule(claim, by, metric),
+        answer=answer,
+        reason=reason,
+        numbers=tuple(trial.numbers.values()),
+        comparisons=tuple(comparisons),
+    )
+
+
+class _AtFloor(Exception):  # noqa: N818 - an answer, no error
+    """The arm has no numbers because it diverged."""
+
+
+@dataclass(frozen=True)
+class _Mean:
+    mean: float
+    n: int
+
+
+class _Trial:
+    """One claim on its way to a verdict; ``numbers`` gathers what was looked at."""
+
+    def __init__(self, claim: Claim, sweep: SweepRuns, metric: metrics.Metric, by: float) -> None:
+        self.claim, self.sweep, self.metric, self.by = claim, sweep, metric, by
+        self.numbers: dict[str, Measured] = {}
+
+    def run(self) -> tuple[list[Comparison], Answer]:
+        scale = self.sweep.scale
+        wheres = [{key: at(value, scale) for key, value in where.items()} for where in self.claim.arms]
+        cases = [wheres] if self.claim.each is None else self._each(self.claim.each, wheres)
+        means = [[self._mean(where) for where in case] for case in cases]
+        floors = [self._mean({"floor": floor}) for floor in self.claim.floors]
+        if scale in MEANINGLESS or scale in self.claim.not_at:
+            raise _Undecided(self.claim.not_at.get(scale) or MEANINGLESS[scale])
+        spread = _Spread(self.sweep, self.metric, float(at(self.claim.noise, scale)))
+        found = [pair for case in means for pair in self._compare(case, floors, spread)]
+        return [comparison for comparison, _ in found], _all(answer for _, answer in found)
+
+    def _each(self, axis: str, wheres: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+        values = dict.fromkeys(arm.labels[axis] for arm in self.sweep.measured if axis in arm.labels)
+        cases = [[where | {axis: value} for where in wheres] for value in values]
+        complete = [case for case in cases if all(self._find(where) for where in case)]
+        return complete or [list(wheres)]
+
+    def _find(self, where: Mapping[str, Any]) -> Arm | None:
+        """The one arm that matches; None when there is none or more than one."""
+        if "floor" in where:
+            found = [arm for arm in self.sweep.floors if arm.floor == where["floor"]]
+        else:
+            found = [arm for arm in self.sweep.measured if all(arm.get(key) == value for key, value in where.items())]
+        return found[0] if len(found) == 1 else None
+
+    def _mean(self, where: Mapping[str, Any]) -> _Mean:
+        wanted = ", ".join(str(value) if key == "floor" else f"{key} = {show(value)}" for key, value in where.items())
+        arm = self._find(where)
+        if arm is None:
+            raise _Undecided(f"missing arm: {wanted}")
+        values = self.sweep.values(arm, self.metric.name) * self.metric.factor
+        if not len(values):
+            if arm.diverged and self.claim.test == "at_floor":
+                raise _AtFloor(f"{wanted} diverged in {arm.diverged} of {arm.planned} seeds")
+            raise _Undecided(f"{wanted}: {'diverged' if arm.diverged else arm.absent or 'no ' + self.metric.name}")
+        sd = float(values.std(ddof=1)) if len(values) > 1 else None
+        self.numbers[arm.name] = Measured(arm.name, float(values.mean()), sd, len(values))
+        if len(values) < self.claim.seeds:
+            raise _Undecided(f"{wanted}: n = {len(values)}; {self.claim.seeds} seeds decide")
+        return _Mean(float(values.mean()), len(values))
+
+    def _compare(
+        self, arms: Sequence[_Mean], floors: Sequence[_Mean], spread: "_Spread"
+    ) -> list[tuple[Comparison, Answer]]:
+        by = self.by
+        match self.claim.test:
+            case "at_floor":
+                best = max(floors, key=lambda floor: floor.mean)
+                each = spread.compare("arm − best floor", by, (arms[0], 1), (best, -1))
+                return [(each, _below(each))]
+            case "order":
+                pairs = enumerate(itertools.pairwise(arms), start=1)
+                steps = [
+                    spread.compare(f"arm {i + 1} − arm {i}", by, (better, 1), (worse, -1))
+                    for i, (worse, better) in pairs
+                ]
+                return [(each, _above(each)) for each in steps]
+            case "gap":
+                each = spread.compare("difference", by, (arms[0], 1), (arms[1], -1))
+                return [(each, _above(each))]
+            case "close":
+                each = spread.compare("difference", by, (arms[0], 1), (arms[1], -1))
+                return [(each, _within(each))]
+            case "interaction":
+                signed = list(zip(arms, (1, -1, -1, 1), strict=True))
+                each = spread.compare("difference of differences", by, *signed)
+                return [(each, _above(each))]
+
+
+class _Spread:
+    """The noise of one seed's value, pooled over the arms of a sweep that have several seeds."""
+
+    def __init__(self, sweep: SweepRuns, metric: metrics.Metric, noise: float) -> None:
+        samples = [sweep.values(arm, metric.name) * metric.factor for arm in sweep.measured]
+        residuals = np.concatenate([sample - sample.mean() for sample in samples if len(sample) > 1] or [np.empty(0)])
+        self.noise = noise
+        self.freedom = len(residuals) - sum(len(sample) > 1 for sample in samples)
+        self.sd = math.sqrt(float((residuals**2).sum()) / self.freedom) if self.freedom else 0.0
+
+    def compare(self, what: str, threshold: float, *signed: tuple[_Mean, int]) -> Comparison:
+        """Estimate Σ sign·mean with its interval."""
+        estimate = sum(sign * mean.mean for mean, sign in signed)
+        if self.freedom >= 2:
+            from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+            half = float(stdtrit(self.freedom, 0.975)) * self.sd * math.sqrt(sum(1 / mean.n for mean, _ in signed))
+            interval = f"95 % t-interval, {self.freedom} degrees of freedom"
+        else:
+            half, interval = self.noise, "registered noise, too few seeds for an interval"
+        return Comparison(what, estimate, estimate - half, estimate + half, threshold, interval)
+
+
+def _above(each: Comparison) -> Answer:
+    return "holds" if each.low > each.threshold else "fails" if each.high <= each.threshold else "undecided"
+
+
+def _below(each: Comparison) -> Answer:
+    return "holds" if each.high <= each.threshold else "fails" if each.low > each.threshold else "undecided"
+
+
+def _within(each: Comparison) -> Answer:
+    if -each.threshold <= each.low and each.high <= each.threshold:
+        return "holds"
+    return "fails" if each.low > each.threshold or each.high < -each.threshold else "undecided"
+
+
+def _all(answers: Iterable[Answer]) -> Answer:
+    found = set(answers)
+    return "fails" if "fails" in found else "undecided" if "undecided" in found else "holds"
+
+
+def _sentence(each: Comparison, metric: metrics.Metric) -> str:
+    d, half = metric.digits, (each.high - each.low) / 2
+    margin = f" ± {half:.{d}f}" if half else ""
+    return f"{each.what} {each.estimate:+.{d}f}{margin} against {each.threshold:+.{d}f} ({each.interval})"
+
+
+def _rule(claim: Claim, by: float, metric: metrics.Metric) -> str:
+    unit = f" {metric.points}" if metric.points else ""
+    more = f" by more than {by:g}{unit}" if by else ""
+    at_each = f", at each {claim.each}" if claim.each else ""
+    rules = {
+        "at_floor": f"no better than the best of {', '.join(claim.floors)}, plus {by:g}{unit}",
+        "order": f"each arm better than the one before{more}",
+        "gap": f"the first arm better than the second{more}",
+        "close": f"the two arms within {by:g}{unit}",
+        "interaction": f"the first difference larger than the second{more}",
+    }
+    return rules[claim.test] + at_each
+
+
+def judge_all(claims: Mapping[str, Claim], sweep: SweepRuns) -> list[Verdict]:
+    """Verdicts on the claims of a sweep, in the order of claims.yaml."""
+    return [judge(name, claim, sweep) for name, claim in claims.items() if claim.sweep == sweep.name]
