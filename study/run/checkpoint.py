@@ -52,8 +52,12 @@ def _newest(folder: Path, signature: str, warn: Callable[[str], None]) -> tuple[
         except FileNotFoundError:  # its run has just replaced it
             continue
         except DamagedError:
-            warn(f"{path}: damaged; going back to the checkpoint before it")
+            warn(f"{path}: damaged; going back to the one before it, or to the start")
     return None
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
 
 
 def _step(path: Path) -> int:
@@ -64,7 +68,7 @@ def load(path: Path, signature: str) -> tuple[int, State]:
     """Read one checkpoint as (step, state on the CPU).
 
     Raises:
-        UserError: it belongs to another run, or is no checkpoint of a run at all.
+        UserError: it belongs to another run, holds weights only, or something else altogether.
         DamagedError: its bytes changed since it was written.
     """
     name = _NAME.match(path.name)
@@ -75,7 +79,7 @@ def load(path: Path, signature: str) -> tuple[int, State]:
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises whatever the bytes lead it to
-            raise DamagedError(path) from error
+            raise UserError(f"{path}: cannot be read as tensors and plain values: {_line(error)}") from error
     if not (isinstance(content, dict) and content.keys() == {"signature", "step", "state"}):
         raise UserError(
             f"{path}: holds weights only, and a run continues from optimiser, dictionary and step as well; "
@@ -197,7 +201,7 @@ class Checkpoints:
                 return
 
     def _write(self, step: int, state: State) -> None:
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # the clones were made on the training thread's stream
         temp = files.temporary(self.folder / f"{step:09d}.pt")
         with files.storage(self.folder):
@@ -212,6 +216,7 @@ class Checkpoints:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # from the disk, not from memory
                     if _digest(file) != digest:
                         raise OSError("what was read back is not what was written")
+                torch.load(temp, map_location="cpu", weights_only=True, mmap=True)  # fails here, not on continuing
                 path = self.folder / f"{step:09d}-{digest}.pt"
                 temp.replace(path)
             except BaseException:

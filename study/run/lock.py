@@ -92,9 +92,10 @@ class Lock:
 
     def _clean(self) -> None:
         for path in self.folder.iterdir():
-            old = path.name.isdigit() and int(path.name) < int(self._path.name)
-            if old or (path.match(files.TEMPORARY) and self._age(path.stat()) > STALE_S):
-                path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # another starter's, who has given up
+                passed = path.name.isdigit() and int(path.name) < int(self._path.name)
+                if passed or (path.match(files.TEMPORARY) and self._age(path.stat()) > STALE_S):
+                    path.unlink()
 
     def _age(self, stat: os.stat_result) -> float:
         """Seconds since a file of this folder was touched, by the clock of its file system."""

@@ -63,6 +63,7 @@ def start(runs_dir: Path, config: Config, *, command: Sequence[str]) -> Iterator
         return
     with files.storage(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        files.sync_folder(runs_dir)
     lock = Lock(folder)
     try:
         if done := _finished(folder):  # by the process that held the lock until now

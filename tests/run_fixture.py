@@ -1,0 +1,77 @@
+"""What the tests of a run's folder share: a small file system, and processes that are killed."""
+
+import multiprocessing
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MEGABYTE = 2**20
+
+
+def mount(*arguments: str) -> None:
+    done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount: {done.stderr.strip()}")
+
+
+@contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Path]:
+    """A file system of ``size`` bytes at ``folder``."""
+    folder.mkdir()
+    mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Use up all room; removing the file returned gives it back."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (65536, 4096, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                continue
+    return filler
+
+
+def start(target: Callable[..., None], *arguments: object) -> tuple[BaseProcess, Connection]:
+    """A process of its own that runs ``target(report, *arguments)``; what it sends to ``report`` is received here."""
+    context = multiprocessing.get_context("fork")  # imports are paid once, so that dozens of kills take seconds
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(there, *arguments))
+    process.start()
+    there.close()
+    return process, here
+
+
+def kill_after(seconds: float, target: Callable[..., None], *arguments: object) -> list[Any]:
+    """Run ``target`` as above and kill it (-9) so many seconds after its first report; all that it reported."""
+    process, report = start(target, *arguments)
+    reports = [report.recv()]
+    time.sleep(seconds)
+    process.kill()
+    process.join()
+    try:
+        while True:
+            reports.append(report.recv())
+    except EOFError:
+        return reports
+
+
+def run_through(target: Callable[..., None], *arguments: object) -> None:
+    """Run ``target`` as above to its end."""
+    process, report = start(target, *arguments)
+    process.join()
+    assert process.exitcode == 0
+    report.close()
