@@ -1,7 +1,7 @@
 """What a point asks of the cluster: the user's ``cluster.yaml``, with other values for some scales and sweeps.
 
-Merge order, the later over the earlier: the file's top ← ``scales[scale]`` ← ``sweeps[name]`` ← ``sweeps["name-scale"]``.
-``cluster.example.yaml`` shows every key.
+Merge order, the later over the earlier: the file's top ← ``scales[scale]`` ← ``sweeps[name]`` ←
+``sweeps["name-scale"]``. ``cluster.example.yaml`` shows every key.
 """
 
 import re
@@ -20,7 +20,7 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<minutes>\d{2})(?::(?P
 
 
 def minutes(value: object) -> object:
-    """Minutes of ``90``, ``"1:30:00"``, ``"1:30"`` (hours and minutes) or ``"2-00:00"`` (days); anything else as it is."""
+    """Minutes of ``"1:30:00"``, ``"1:30"`` (hours and minutes) or ``"2-00:00"`` (days); anything else as it is."""
     if isinstance(value, str) and (match := _TIME.fullmatch(value)):
         days, hours, mins, seconds = (int(part or 0) for part in match.groups())
         return (days * 24 + hours) * 60 + mins + (seconds > 0)
@@ -64,7 +64,9 @@ class Cluster(BaseModel):
         return self.signal_s or min(90, self.time * 15)
 
 
-RESERVED = frozenset({"array", "job-name", "output", "error", "open-mode", "signal", "requeue", "dependency", "parsable"})
+RESERVED = frozenset(
+    {"array", "job-name", "output", "error", "open-mode", "signal", "requeue", "dependency", "parsable"}
+)
 """Options that the launcher sets itself: another value would lose track of the jobs."""
 
 
@@ -116,5 +118,7 @@ def _validate(path: Path, prefix: str, tree: Mapping[str, Any]) -> Cluster:
         raise UserError(f"{path}: {prefix}{explain(error, tree)}") from None
     for option, value in cluster.sbatch.items():
         if option.replace("_", "-") in RESERVED:
-            raise UserError(f"{path}: {prefix}sbatch.{option} = {render(value)}: set by the launcher; allowed is any other")
+            raise UserError(
+                f"{path}: {prefix}sbatch.{option} = {render(value)}: set by the launcher; allowed is any other"
+            )
     return cluster

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from study.errors import UserError
 
-STATE = Path("/var/tmp/study-slurm")  # noqa: S108 — short (a socket's path has 108 characters) and not on a shared disk
+STATE = Path("/var/tmp/study-slurm")  # short, since a socket's path has 108 characters, and open to munge and mysql
 PACKAGES = {"slurmctld": "slurm-wlm", "munged": "munge"}
 ACCOUNTING_PACKAGES = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
 SYSTEM_CONF = Path("/etc/slurm/slurm.conf")
@@ -133,7 +133,7 @@ def up(state: Path = STATE, *, accounting: bool = True, max_array_size: int = 10
 
 
 def down(state: Path = STATE) -> None:
-    """Cancel the jobs, stop the daemons that :func:`up` started, and remove their folder. Nothing there: nothing done."""
+    """Cancel the jobs, stop the daemons that :func:`up` started, and remove their folder; nothing there, nothing done."""
     conf = state / "slurm.conf"
     if not conf.exists():
         return

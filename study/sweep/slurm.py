@@ -1,0 +1,254 @@
+"""A sweep on a Slurm cluster: submit its points as arrays, ask what became of them, cancel them.
+
+Nothing here stays alive while the jobs run. What was submitted stands in the ledger, what a run did in its folder, and
+the rest is asked from Slurm, by one query for all points.
+"""
+
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from study.errors import UserError
+from study.run import status
+from study.sweep import cluster, slurm_jobs, slurm_ledger, slurm_script, slurm_send, slurm_state
+from study.sweep.cluster import Cluster
+from study.sweep.grid import Point, Sweep
+from study.sweep.slurm_jobs import Job
+from study.sweep.slurm_ledger import Known
+from study.sweep.slurm_state import Limits, Unanswered
+
+ASK_ABOVE = 50
+"""Submitting, or cancelling, more points than this asks first."""
+
+POLL_S = 5.0
+
+
+def limits() -> Limits:
+    """What the cluster allows.
+
+    Raises:
+        UserError: Slurm does not answer.
+    """
+    try:
+        return slurm_state.limits()
+    except Unanswered as error:
+        raise UserError(f"cluster = slurm: {error}; allowed is a machine where Slurm's commands answer") from None
+
+
+# ------------------------------------------------------------------------------------------------------------ asking
+
+
+def query(runs_dir: Path, sweep: Sweep) -> dict[str, str]:
+    """Signature → ``pending``, ``running``, ``unknown`` or ``failed``, for the points that Slurm knows more about than
+    their own folders do."""
+    return {signature: job.state for signature, job in jobs(runs_dir, sweep).items()}
+
+
+def jobs(runs_dir: Path, sweep: Sweep) -> dict[str, Job]:
+    """What Slurm knows of the points of a sweep: one query to the queue, and one to the accounting for what is gone
+    from there and left no word of its own. Points that were never submitted, were cancelled, or ended and told it
+    themselves are left out.
+    """
+    known = slurm_ledger.latest(slurm_ledger.arrays(runs_dir))
+    wanted = {point.signature: known[point.signature] for point in sweep.points if point.signature in known}
+    return slurm_jobs.find(runs_dir, wanted)
+
+
+def log_of(runs_dir: Path, signature: str) -> Path | None:
+    """What the newest job of a point printed; None if it was never submitted."""
+    found = slurm_ledger.latest(slurm_ledger.arrays(runs_dir)).get(signature)
+    return found[0].folder / f"{found[1]}.log" if found else None
+
+
+# -------------------------------------------------------------------------------------------------------- submitting
+
+
+def submit(
+    sweep: Sweep,
+    points: Sequence[Point],
+    *,
+    runs_dir: Path,
+    cluster_config: Path | None = None,
+    wait: bool = False,
+    yes: bool = False,
+    dry_run: bool = False,
+) -> int:
+    """Send points to Slurm, those that it does not have already, and return at once.
+
+    Args:
+        sweep: where the points belong.
+        points: what to run; a probe follows its pre-training, which is among them, submitted already, or finished.
+        runs_dir: on a disk that the nodes share.
+        cluster_config: see `study.sweep.cluster.load`.
+        wait: follow the jobs until none is left.
+        yes: do not ask, however many there are.
+        dry_run: show what would be sent and send nothing.
+
+    Returns:
+        0 when all were sent (with ``wait``: finished); 1 when sbatch refused some, which are listed.
+
+    Raises:
+        UserError: no Slurm here, it does not answer, or it would not take such jobs; nothing was sent.
+    """
+    runs_dir = runs_dir.absolute()
+    resources = cluster.load(cluster_config, sweep.name, sweep.scale)
+    allowed = limits()
+    _check(resources, allowed, cluster_config)
+    if dry_run:
+        _dry_run(sweep, points, resources, allowed, runs_dir)
+        return 0
+    confirm("submit", len(points), yes=yes)
+    with slurm_ledger.lock(runs_dir) as lock:
+        slurm_send.settle(runs_dir)
+        known = slurm_ledger.latest(slurm_ledger.arrays(runs_dir))
+        unsent = _unsent(runs_dir, points, known)
+        if unsent and not slurm_send.send(sweep, unsent, resources, allowed, runs_dir, known, lock):
+            return 1
+    return follow(points, runs_dir) if wait else 0
+
+
+def _unsent(runs_dir: Path, points: Sequence[Point], known: Known) -> list[Point]:
+    """The points that neither Slurm nor anybody else has in hand, and that no failed pre-training blocks."""
+    asked = {signature for point in points for signature in (point.signature, point.after) if signature in known}
+    held = slurm_jobs.find(runs_dir, {signature: known[signature] for signature in asked})
+    if unknown := [job for job in held.values() if job.state == "unknown"]:
+        raise UserError(
+            f"cluster = slurm: {len(unknown)} points may be queued; Slurm does not say: {unknown[0].reason}"
+        )
+    live = {signature for signature, job in held.items() if job.state in ("pending", "running")}
+    now = time.time()
+
+    def own(signature: str) -> str | None:
+        found = status.read(runs_dir / signature)
+        return status.seen(found, now) if found else None
+
+    unsent = [
+        point for point in points if point.signature not in live and own(point.signature) not in ("finished", "running")
+    ]
+    ahead = live | {point.signature for point in unsent}
+    blocked = {
+        point.signature: point
+        for point in unsent
+        if point.after and point.after not in ahead and own(point.after) != "finished"
+    }
+    if held_points := len(points) - len(unsent):
+        print(f"{held_points} points are running, queued or finished already")
+    for point in blocked.values():
+        print(
+            f"study: {point.name}: blocked: its pre-training {point.after} is neither done nor queued", file=sys.stderr
+        )
+    return [point for point in unsent if point.signature not in blocked]
+
+
+def _check(resources: Cluster, allowed: Limits, path: Path | None) -> None:
+    """Refuse what Slurm would refuse or keep waiting for ever, before anything is written."""
+    source = path or cluster.DEFAULT
+    names = (resources.partition or allowed.default_partition or "").split(",")
+    if resources.partition and (unknown := [name for name in names if name not in allowed.partitions]):
+        raise UserError(f"{source}: partition = {unknown[0]}: allowed is {', '.join(allowed.partitions)}")
+    longest = [allowed.partitions.get(name) for name in names]
+    minutes = [most for most in longest if most is not None]
+    if len(minutes) == len(longest) and resources.time > max(minutes):
+        raise UserError(
+            f"{source}: time = {resources.time} minutes: allowed is at most {max(minutes)} in {', '.join(names)}"
+        )
+
+
+def _dry_run(sweep: Sweep, points: Sequence[Point], resources: Cluster, allowed: Limits, runs_dir: Path) -> None:
+    known = slurm_ledger.latest(slurm_ledger.arrays(runs_dir))
+    chunks = slurm_send.chunk(points, known, runs_dir, slurm_send.array_size(allowed))
+    for chunk, (limit, _) in zip(chunks, slurm_send.lanes(len(chunks), resources.parallel), strict=True):
+        after = "" if chunk.after is None else ", each after its pre-training"
+        print(f"would submit an array of {len(chunk.tasks)} points, {limit or 'any number'} at once{after}")
+    if chunks:
+        array = slurm_ledger.new(slurm_ledger.path_of(runs_dir, sweep.id), chunks[0].tasks)
+        code = runs_dir / "snapshots" / "CODE"
+        print(f"\n{slurm_script.text(array, resources, sweep.id, code, resources.parallel, None)}")
+
+
+def confirm(what: str, count: int, *, yes: bool) -> None:
+    """Ask on the terminal before many points are touched.
+
+    Raises:
+        UserError: the answer is no, or nobody can answer.
+    """
+    if yes or count <= ASK_ABOVE:
+        return
+    if not sys.stdin.isatty():
+        raise UserError(f"command line: {what} {count} points: more than {ASK_ABOVE} are allowed with --yes only")
+    if input(f"{what} {count} points? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise UserError(f"{what}: not done")
+
+
+# ------------------------------------------------------------------------------------------------- following, ending
+
+
+def follow(points: Sequence[Point], runs_dir: Path) -> int:
+    """Wait until no point is queued or running. 0 when all are finished, 1 otherwise; the jobs outlive a Ctrl-C."""
+    shown = ""
+    while True:
+        states = Counter(_states(points, runs_dir).values())
+        line = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        if line != shown:
+            print(line, flush=True)
+            shown = line
+        if not states.keys() & {"pending", "running", "unknown"}:
+            return 0 if states.keys() <= {"finished"} else 1
+        time.sleep(POLL_S)
+
+
+def _states(points: Sequence[Point], runs_dir: Path) -> dict[str, str]:
+    known = slurm_ledger.latest(slurm_ledger.arrays(runs_dir))
+    held = slurm_jobs.find(
+        runs_dir, {point.signature: known[point.signature] for point in points if point.signature in known}
+    )
+    states: dict[str, str] = {}
+    now = time.time()
+    for point in points:
+        own = status.read(runs_dir / point.signature)
+        state = status.seen(own, now) if own else "missing"
+        job = held.get(point.signature)
+        states[point.signature] = job.state if job and state not in ("finished", "running") else state
+    return states
+
+
+def cancel(sweep: Sweep, *, runs_dir: Path, signatures: Collection[str] | None = None, yes: bool = False) -> int:
+    """Cancel the queued and running jobs of a sweep, or of some of its points.
+
+    A running point saves itself and ends as killed; one that waits for another turn is marked so here.
+
+    Returns:
+        0, or 1 when scancel failed.
+
+    Raises:
+        UserError: Slurm does not answer, or the answer to the question is no.
+    """
+    runs_dir = runs_dir.absolute()
+    with slurm_ledger.lock(runs_dir):
+        slurm_send.settle(runs_dir)
+        found = {s: job for s, job in jobs(runs_dir, sweep).items() if signatures is None or s in signatures}
+        if unknown := [job for job in found.values() if job.state == "unknown"]:
+            raise UserError(f"cluster = slurm: cannot cancel: {unknown[0].reason}; allowed is to try again")
+        live = {signature: job for signature, job in found.items() if job.state in ("pending", "running")}
+        confirm("cancel", len(live), yes=yes)
+        indices: dict[str, set[int]] = defaultdict(set)
+        for job in live.values():
+            array, _, index = (job.id or "").partition("_")
+            indices[array].add(int(index))
+        if not indices:
+            print("nothing is queued or running")
+            return 0
+        try:
+            slurm_state.ask(["scancel", *(f"{array}_[{slurm_state.compress(i)}]" for array, i in indices.items())])
+        except Unanswered as error:
+            print(f"study: scancel: {error}", file=sys.stderr)
+            return 1
+        for signature, job in live.items():
+            own = status.read(runs_dir / signature)
+            if job.state == "pending" and own is not None and own.state in ("scheduled", "running"):
+                status.write(runs_dir / signature, replace(own, state="killed", ended=time.time()), durable=True)
+        print(f"cancelled {len(live)} points")
+        return 0
