@@ -67,9 +67,10 @@ def read(
             k = torch.cat(keys[:: 1 + config.symmetric])  # (B, D): those of x_k
         else:
             q, k = torch.cat(keys), torch.cat([model.f_q(x) for x in batch.x_k.chunk(micro)])
-        reading = _embedding(q.float(), k.float())
+        drift = {}
         if isinstance(model.dictionary, Queue | MemoryBank):
-            reading |= _drift(model, stream, step, config, model.dictionary, {newest: torch.cat(keys)})
+            drift = _drift(model, stream, step, config, model.dictionary, {newest: torch.cat(keys)})
+    reading = drift | _embedding(q.float(), k.float())
     if model.f_k is not None:
         theta_q, theta_k = (torch.cat([p.flatten() for p in f.parameters()]) for f in (model.f_q, model.f_k))
         reading["theta_distance"] = ((theta_q - theta_k).norm() / theta_q.norm()).item()
@@ -97,8 +98,7 @@ def _drift(
 
     keys_a_step = config.optimiser.batch * (1 + config.symmetric)
     reach = math.ceil(config.K / keys_a_step) if isinstance(dictionary, Queue) else stream.steps_per_epoch
-    present = set(written.tolist())
-    wanted = [step - age for age in ages(reach) if step - age in present]
+    wanted = [step - age for age in ages(reach) if (origin == step - age).any()]
     others = sorted({*wanted, oldest} - known.keys())
     count = min(len(others), max(1, config.consistency.samples // keys_a_step))
     turn = step // max(1, config.consistency.every_steps) * count
@@ -106,10 +106,8 @@ def _drift(
         known[old] = torch.cat(_keys(model, stream.at(old), old, config))
 
     stored = dictionary.queue if isinstance(dictionary, Queue) else dictionary.bank
-    for old, now in known.items():
+    for old, now in sorted(known.items(), reverse=True):
         rows = (origin == old).nonzero().squeeze(1)
-        if not len(rows):
-            continue
         cosine = F.cosine_similarity(stored[rows], now[dictionary.position[rows]]).mean().item()
         if old in wanted:
             reading[f"cosine_age_{step - old}"] = cosine

@@ -130,7 +130,7 @@ def encode(
     rows: np.ndarray,
     config: Config,
     device: torch.device,
-    done: Callable[[int], None],
+    done: Callable[[int], None] = lambda n: None,
 ) -> Encoded:
     """Pooled features and outputs of ``split``'s ``rows``, from one forward pass over their evaluation views.
 

@@ -1,7 +1,6 @@
 """kNN and the fast linear probe against scikit-learn, and what frozen means."""
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -19,14 +18,6 @@ from study.evaluate import encode, evaluate, fit_linear, frozen, knn_predict, ne
 from study.model.encoder import Encoder, build
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def blobs(n: int, C: int, classes: int, noise: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,7 +167,7 @@ def test_evaluation_reads_both_levels_of_one_pass_and_repeats_bit_equal() -> Non
     assert evaluate(encoder, images, config, CPU, linear=True) == first
     assert set(evaluate(encoder, images, config, CPU, linear=False)) == {"knn", "knn_output"}
     encoder.eval()
-    x = encode(encoder, images, images.test, np.arange(90), config, CPU, lambda n: None)
+    x = encode(encoder, images, images.test, np.arange(90), config, CPU)
     view = images.test.images.astype(np.float32) / 255
     plain = torch.from_numpy((view - 0.3) / 0.2)
     with torch.no_grad():
