@@ -107,7 +107,7 @@ def pretrain(run: RunRecord, config: Config, device: torch.device, runtime: Runt
     dataset = images.load(config.data.name)
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
     stream = Stream(dataset, config, device, dtype)
-    model = build(config, stream.n, device)
+    model = MoCo(config, stream.n).to(device, memory_format=torch.channels_last)
     optimiser = (
         torch.optim.SGD(
             model.f_q.parameters(),
@@ -168,7 +168,7 @@ def pretrain(run: RunRecord, config: Config, device: torch.device, runtime: Runt
     saved_at = time.monotonic()
     every = config.evaluation.every_epochs * stream.steps_per_epoch
     with Progress(run, "train", first, stream.steps, config.optimiser.batch) as bar:
-        for step, batch in stream.batches(first, stream.steps):
+        for step, batch in enumerate(stream.batches(first, stream.steps, prefetch=device.type == "cuda"), first):
             assert optimiser is not None
             lr = lr_at(config, step, stream.steps_per_epoch)
             for group in optimiser.param_groups:
@@ -212,13 +212,6 @@ def pretrain(run: RunRecord, config: Config, device: torch.device, runtime: Runt
         final = evaluate(model.f_q, dataset, config, device, linear=linear, progress=guard(run, bar.tick))
     run.log(stream.steps, final)
     return final
-
-
-def build(config: Config, n: int, device: torch.device) -> MoCo:
-    """The model on its device, initialised from the seed alone; arms of one seed begin with the same f_q."""
-    with torch.random.fork_rng():
-        torch.manual_seed(generator(config.seed, "init").initial_seed())
-        return MoCo(config, n).to(device, memory_format=torch.channels_last)
 
 
 def lr_at(config: Config, step: int, steps_per_epoch: int) -> float:
