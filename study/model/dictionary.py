@@ -4,6 +4,8 @@ Each compares a batch of queries with its positives and negatives (:meth:`contra
 batch afterwards (:meth:`store`). Stored keys are rows of unit length in fp32, written in place.
 """
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -163,20 +165,21 @@ class InBatch(Dictionary):
 
 def build(config: Config, n: int) -> Dictionary:
     """The dictionary that a config describes, for ``n`` training images."""
-    cfg, dim = config.dictionary, _dim(config)
+    cfg = config.dictionary
+    dim = 3 * config.data.size**2 if config.encoder.arch == "pixels" else config.encoder.dim
+    if cfg.kind == "in-batch":
+        return InBatch()
     if cfg.kind == "queue":
-        return Queue(config.K, dim, cfg.eviction or "oldest", config.seed)
-    if cfg.kind == "bank":
-        momentum = 0.5 if cfg.bank_momentum is None else cfg.bank_momentum
-        return MemoryBank(
-            n, config.K, dim, momentum, cfg.bank_positive or "bank", cfg.bank_negatives or "shared", config.seed
-        )
-    return InBatch()
-
-
-def _dim(config: Config) -> int:
-    """D; raw pixels are their own embedding."""
-    return 3 * config.data.size**2 if config.encoder.arch == "pixels" else config.encoder.dim
+        if n <= config.K:
+            warnings.warn(
+                f"dictionary.K = {config.K} with {n} images: an image's own old keys stand among its negatives"
+                f" (below {n - config.optimiser.batch} they do not, within an epoch)",
+                stacklevel=2,
+            )
+        assert cfg.eviction is not None  # these are filled by the config
+        return Queue(config.K, dim, cfg.eviction, config.seed)
+    assert cfg.bank_momentum is not None and cfg.bank_positive is not None and cfg.bank_negatives is not None
+    return MemoryBank(n, config.K, dim, cfg.bank_momentum, cfg.bank_positive, cfg.bank_negatives, config.seed)
 
 
 def _unit_vectors(rows: int, dim: int, generator: torch.Generator) -> Tensor:

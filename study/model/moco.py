@@ -6,6 +6,7 @@ same place, and it is done before the first step too, where both encoders are eq
 """
 
 import copy
+import warnings
 from contextlib import nullcontext
 from typing import NamedTuple, cast
 
@@ -38,6 +39,8 @@ class MoCo(nn.Module):
         super().__init__()
         self.m, self.T, self.symmetric = config.m, config.T, config.symmetric
         self.shuffled = config.encoder.bn == "shuffle"
+        if self.shuffled and config.encoder.bn_splits == 1:
+            warnings.warn("encoder.bn = shuffle with encoder.bn_splits = 1: the shuffle changes nothing", stacklevel=2)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(counter_based(config.seed, "encoder").initial_seed())
             self.f_q = encoder.build(config.encoder, config.data.size)
