@@ -20,14 +20,14 @@ from study.model.moco import MoCo
 from study.model.norm import frozen_statistics
 from study.rng import generator
 
+Autocast = Callable[[], AbstractContextManager[Any]]
+
 COLLAPSED_RANK = 1.5
 COLLAPSED_COSINE = 0.99
 
 
 @torch.no_grad()
-def read(
-    model: MoCo, stream: Stream, step: int, config: Config, autocast: Callable[[], AbstractContextManager[Any]]
-) -> dict[str, float]:
+def read(model: MoCo, stream: Stream, step: int, config: Config, autocast: Autocast) -> dict[str, float]:
     """One reading of the dictionary and of the embedding; moves no buffer, weight or random state.
 
     The age of a key is the number of steps since it was written, as the queries of the next step meet it. A queue's
@@ -59,18 +59,19 @@ def read(
     """
     newest = step - 1
     micro = config.optimiser.accumulate
-    with frozen_statistics(model), autocast():
-        batch = stream.at(newest)
-        keys = _keys(model, batch, newest, config)
-        if model.dictionary.fresh_keys:
-            q = torch.cat([model.f_q(x) for x in batch.x_q.chunk(micro)])  # (B, D)
-            k = torch.cat(keys[:: 1 + config.symmetric])  # (B, D): those of x_k
-        else:
-            q, k = torch.cat(keys), torch.cat([model.f_q(x) for x in batch.x_k.chunk(micro)])
-        drift = {}
+    batch = stream.at(newest)
+    with frozen_statistics(model):
+        keys = _keys(model, batch, newest, config, autocast)
+        with autocast():
+            if model.dictionary.fresh_keys:
+                q = torch.cat([model.f_q(x) for x in batch.x_q.chunk(micro)])  # (B, D)
+                k = torch.cat(keys[:: 1 + config.symmetric])  # (B, D): those of x_k
+            else:
+                q, k = torch.cat(keys), torch.cat([model.f_q(x) for x in batch.x_k.chunk(micro)])
+        reading = _embedding(q, k)
         if isinstance(model.dictionary, Queue | MemoryBank):
-            drift = _drift(model, stream, step, config, model.dictionary, {newest: torch.cat(keys)})
-    reading = drift | _embedding(q.float(), k.float())
+            known = {newest: torch.cat(keys)}
+            reading |= _drift(model, stream, step, config, autocast, model.dictionary, known)
     if model.f_k is not None:
         theta_q, theta_k = (torch.cat([p.flatten() for p in f.parameters()]) for f in (model.f_q, model.f_k))
         reading["theta_distance"] = ((theta_q - theta_k).norm() / theta_q.norm()).item()
@@ -87,6 +88,7 @@ def _drift(
     stream: Stream,
     step: int,
     config: Config,
+    autocast: Autocast,
     dictionary: Queue | MemoryBank,
     known: dict[int, Tensor],
 ) -> dict[str, float]:
@@ -103,7 +105,7 @@ def _drift(
     count = min(len(others), max(1, config.consistency.samples // keys_a_step))
     turn = step // max(1, config.consistency.every_steps) * count
     for old in [others[(turn + i) % len(others)] for i in range(count)]:
-        known[old] = torch.cat(_keys(model, stream.at(old), old, config))
+        known[old] = torch.cat(_keys(model, stream.at(old), old, config, autocast))
 
     stored = dictionary.queue if isinstance(dictionary, Queue) else dictionary.bank
     for old, now in sorted(known.items(), reverse=True):
@@ -116,15 +118,16 @@ def _drift(
     return reading
 
 
-def _keys(model: MoCo, batch: Batch, step: int, config: Config) -> list[Tensor]:
+def _keys(model: MoCo, batch: Batch, step: int, config: Config, autocast: Autocast) -> list[Tensor]:
     """The keys of ``step`` by the encoder of now: pieces (B / accumulate, D) in the order in which they were stored."""
-    micro = config.optimiser.accumulate
-    if not model.dictionary.fresh_keys:  # the queries are what is stored
-        return [model.f_q(x) for x in batch.x_q.chunk(micro)]
-    keys = []
-    for i, (x_q, x_k) in enumerate(zip(batch.x_q.chunk(micro), batch.x_k.chunk(micro), strict=True)):
-        draws = generator(config.seed, "step", step * micro + i, x_q.device)  # as in the trainer: the same shuffle
-        keys += [model.encode_keys(x, draws) for x in ((x_k, x_q) if config.symmetric else (x_k,))]
+    micro, keys = config.optimiser.accumulate, []
+    with autocast():
+        for i, (x_q, x_k) in enumerate(zip(batch.x_q.chunk(micro), batch.x_k.chunk(micro), strict=True)):
+            if model.dictionary.fresh_keys:
+                draws = generator(config.seed, "step", step * micro + i, x_q.device)  # the trainer's: the same shuffle
+                keys += [model.encode_keys(x, draws) for x in ((x_k, x_q) if config.symmetric else (x_k,))]
+            else:
+                keys.append(model.f_q(x_q))  # the queries are what is stored
     return keys
 
 

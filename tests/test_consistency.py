@@ -1,6 +1,6 @@
 """Key drift, made measurable by making old batches again; and the shape of the embedding."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,24 @@ def test_keys_fall_behind_a_fast_encoder_with_age_and_less_behind_a_slow_one() -
     assert fast[1] > fast[2] > fast[6]
     assert fast[6] < 0.95
     assert all(slow[age] > fast[age] for age in (2, 4, 6))
+
+
+def test_a_reading_in_bf16_makes_the_same_views_and_keys_again() -> None:
+    """Autocast is the encoder's: a view made under it would be another view."""
+
+    def autocast() -> AbstractContextManager[Any]:
+        return torch.autocast("cpu", torch.bfloat16)
+
+    config = configure(m=1.0, precision="bf16", encoder={"bn": "shuffle", "bn_splits": 4})
+    stream = Stream(toy_images(), config, CPU, torch.bfloat16)
+    model = MoCo(config, stream.n)
+    for step in range(6):
+        batch = stream.at(step)
+        with autocast():
+            out = model(batch.x_q, batch.x_k, batch.index, generator(config.seed, "step", step))
+        model.store(out.keys, batch.index, step)
+    reading = consistency.read(model, stream, 6, config, autocast)
+    assert all(value == pytest.approx(1, abs=1e-6) for value in by_age(reading).values()), reading
 
 
 @pytest.mark.parametrize("eviction", ["oldest", "newest", "random"])
