@@ -124,6 +124,8 @@ class Sweep:
     expected: Any
     paper: tuple[dict[str, Any], ...]
     metric: str
+    overrides: Tree
+    """What the command line changed for all points."""
 
     @property
     def id(self) -> str:
@@ -179,6 +181,7 @@ def load(path: Path, scale: str, overrides: Mapping[str, Any] | None = None) -> 
         expected=file.expected.get(scale),
         paper=tuple(file.paper),
         metric=file.metric if isinstance(file.metric, str) else file.metric.get(scale, "knn"),
+        overrides=overrides,
     )
 
 

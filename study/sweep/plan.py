@@ -37,6 +37,13 @@ class Row:
     """Seconds of a core (or of a GPU, see `Plan.unit`) that it still needs; None when nothing tells."""
     source: str
     """Where the cost comes from."""
+    note: str = ""
+    """What the cluster says of it."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, on one line."""
+        return (self.status.error if self.status else None) or self.note or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +120,7 @@ class Plan:
                     "step": row.status.step if row.status else None,
                     "steps": row.status.steps if row.status else None,
                     "images_per_s": row.status.images_per_s if row.status else None,
-                    "error": row.status.error if row.status else None,
+                    "error": row.error if row.state == "failed" else None,
                     "final": row.status.final if row.status else None,
                     "cost_seconds": row.cost,
                     "source": row.source,
@@ -124,13 +131,14 @@ class Plan:
         }
 
 
-def make(sweep: Sweep, runs_dir: Path, queue: Mapping[str, str] | None = None) -> Plan:
+def make(sweep: Sweep, runs_dir: Path, queue: Mapping[str, tuple[str, str]] | None = None) -> Plan:
     """Compare a sweep with the folder of runs.
 
     Args:
         sweep: the grid at one scale.
         runs_dir: where the runs are; it need not exist.
-        queue: signature → ``pending``, ``running`` or ``unknown``, for points that a cluster holds.
+        queue: signature → state (``pending``, ``running``, ``unknown`` or ``failed``) and reason, for points of which
+            a cluster knows more than their folders do.
     """
     now = time.time()
     present = _folders(runs_dir)
@@ -143,7 +151,7 @@ def make(sweep: Sweep, runs_dir: Path, queue: Mapping[str, str] | None = None) -
         if state == "missing" and point.after is not None and found[point.after][0] == "failed":
             state = "blocked"
         cost, source = meter.cost(point, state, known)
-        rows.append(Row(point, state, known, cost, source))
+        rows.append(Row(point, state, known, cost, source, queue.get(point.signature, ("", ""))[1]))
     here = {point.signature for point in sweep.points}
     removed = tuple(
         Removed(gone["signature"], gone["name"], _look(runs_dir, gone["signature"], present, queue, now)[0])
@@ -162,12 +170,12 @@ def state_of(folder: Path) -> tuple[str, Status | None]:
 
 
 def _look(
-    runs_dir: Path, signature: str, present: set[str], queue: Mapping[str, str], now: float
+    runs_dir: Path, signature: str, present: set[str], queue: Mapping[str, tuple[str, str]], now: float
 ) -> tuple[str, Status | None]:
     known = status.read(runs_dir / signature) if signature in present else None
     state = _words(known, now) if known else "missing"
     if state in ("missing", "failed"):
-        state = queue.get(signature, state)
+        state = queue.get(signature, (state, ""))[0]
     return state, known
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from study.errors import UserError
 from study.run import files
-from study.sweep.grid import Sweep
+from study.sweep.grid import Sweep, load
 
 
 def write(sweep: Sweep, runs_dir: Path) -> Path:
@@ -28,6 +28,8 @@ def write(sweep: Sweep, runs_dir: Path) -> Path:
             "description": sweep.description,
             "axes": list(sweep.axes),
             "metric": sweep.metric,
+            "path": str(sweep.path),
+            "overrides": sweep.overrides,
             "points": [
                 {
                     "signature": point.signature,
@@ -56,15 +58,37 @@ def points(runs_dir: Path, sweep_id: str) -> list[dict[str, Any]]:
     Raises:
         UserError: the record is damaged.
     """
-    path = path_of(runs_dir, sweep_id)
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        return [*tree["points"], *tree["removed"]]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path}: is no record of a sweep; allowed is one that `study sweep submit` wrote") from None
+    tree = _read(path_of(runs_dir, sweep_id))
+    return [*tree["points"], *tree["removed"]] if tree else []
+
+
+def reload(runs_dir: Path, sweep_id: str) -> Sweep | None:
+    """The grid of a submitted sweep, from its YAML as that is now; None when it never was submitted.
+
+    Raises:
+        UserError: the record is damaged, or the YAML is no longer valid.
+    """
+    tree = _read(path_of(runs_dir, sweep_id))
+    return load(Path(tree["path"]), tree["scale"], tree["overrides"]) if tree else None
+
+
+def ids(runs_dir: Path) -> list[str]:
+    """The sweeps that were submitted."""
+    return sorted(path.stem for path in (runs_dir / "sweeps").glob("*.json"))
 
 
 def path_of(runs_dir: Path, sweep_id: str) -> Path:
+    """Where the record of a sweep lies."""
     return runs_dir / "sweeps" / f"{sweep_id}.json"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if {"points", "removed", "path", "scale", "overrides"} <= tree.keys():
+            return tree
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError):
+        pass
+    raise UserError(f"{path}: is no record of a sweep; allowed is one that `study sweep submit` wrote")
