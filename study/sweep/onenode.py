@@ -133,7 +133,7 @@ def up(state: Path = STATE, *, accounting: bool = True, max_array_size: int = 10
 
 
 def down(state: Path = STATE) -> None:
-    """Cancel the jobs, stop the daemons that :func:`up` started, and remove their folder; nothing there, nothing done."""
+    """Cancel the jobs, stop the daemons that :func:`up` started, and remove their folder; none there, nothing done."""
     conf = state / "slurm.conf"
     if not conf.exists():
         return

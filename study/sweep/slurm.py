@@ -83,12 +83,12 @@ def submit(
         points: what to run; a probe follows its pre-training, which is among them, submitted already, or finished.
         runs_dir: on a disk that the nodes share.
         cluster_config: see `study.sweep.cluster.load`.
-        wait: follow the jobs until none is left.
+        wait: follow the sweep until no point of it is queued or running.
         yes: do not ask, however many there are.
         dry_run: show what would be sent and send nothing.
 
     Returns:
-        0 when all were sent (with ``wait``: finished); 1 when sbatch refused some, which are listed.
+        0 when all were sent (with ``wait``: all are finished); 1 when sbatch refused some, which are listed.
 
     Raises:
         UserError: no Slurm here, it does not answer, or it would not take such jobs; nothing was sent.
@@ -107,7 +107,7 @@ def submit(
         unsent = _unsent(runs_dir, points, known)
         if unsent and not slurm_send.send(sweep, unsent, resources, allowed, runs_dir, known, lock):
             return 1
-    return follow(points, runs_dir) if wait else 0
+    return follow(sweep.points, runs_dir) if wait else 0
 
 
 def _unsent(runs_dir: Path, points: Sequence[Point], known: Known) -> list[Point]:
@@ -159,7 +159,7 @@ def _check(resources: Cluster, allowed: Limits, path: Path | None) -> None:
 
 def _dry_run(sweep: Sweep, points: Sequence[Point], resources: Cluster, allowed: Limits, runs_dir: Path) -> None:
     known = slurm_ledger.latest(slurm_ledger.arrays(runs_dir))
-    chunks = slurm_send.chunk(points, known, runs_dir, slurm_send.array_size(allowed))
+    chunks = slurm_send.split(points, known, runs_dir, slurm_send.array_size(allowed))
     for chunk, (limit, _) in zip(chunks, slurm_send.lanes(len(chunks), resources.parallel), strict=True):
         after = "" if chunk.after is None else ", each after its pre-training"
         print(f"would submit an array of {len(chunk.tasks)} points, {limit or 'any number'} at once{after}")

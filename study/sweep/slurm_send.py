@@ -73,10 +73,10 @@ def settle(runs_dir: Path) -> None:
 
 
 def array_size(allowed: Limits) -> int:
-    return min(allowed.max_arrayarray_size, allowed.max_submit_jobs or allowed.max_arrayarray_size)
+    return min(allowed.max_array_size, allowed.max_submit_jobs or allowed.max_array_size)
 
 
-def chunk(points: Sequence[Point], known: Known, runs_dir: Path, size: int) -> list[Chunk]:
+def split(points: Sequence[Point], known: Known, runs_dir: Path, size: int) -> list[Chunk]:
     """Arrays of at most ``size`` points. A probe whose pre-training is still to be done takes the index of that one,
     so that its array can wait task by task (aftercorr); further probes of it go to further arrays."""
     sending = {point.signature for point in points}
@@ -124,7 +124,7 @@ def send(
     """Submit the points, array by array, until one is refused. True when all went."""
     code = snapshot.take(runs_dir)
     by_signature = {point.signature: point for point in points}
-    chunks = chunk(points, known, runs_dir, array_size(allowed))
+    chunks = split(points, known, runs_dir, array_size(allowed))
     sent: list[Array] = []
     for chunk, (limit, behind) in zip(chunks, lanes(len(chunks), resources.parallel), strict=True):
         conditions = (

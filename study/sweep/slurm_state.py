@@ -162,7 +162,7 @@ def accounting(names: Collection[str], since: float) -> dict[tuple[str, int], Ta
 
 
 def expand(indices: str) -> Iterator[int]:
-    """The indices of ``3``, ``0-4,7``, ``0-8:2`` or ``3-4%1``; none of what is no number, such as ``N/A`` or ``...``."""
+    """The indices of ``3``, ``0-4,7``, ``0-8:2`` or ``3-4%1``; none of what is no number, as ``N/A`` or ``...``."""
     for part in indices.partition("%")[0].split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
         if match:
@@ -187,11 +187,8 @@ def limits() -> Limits:
     Raises:
         Unanswered: the controller did not answer.
     """
-    config = dict(
-        (part.strip() for part in line.split("=", 1))
-        for line in ask(["scontrol", "show", "config"]).splitlines()
-        if "=" in line
-    )
+    lines = ask(["scontrol", "show", "config"]).splitlines()
+    config = {key.strip(): value.strip() for key, equals, value in (line.partition("=") for line in lines) if equals}
     size = int(config.get("MaxArraySize", "1001"))
     if match := re.search(r"\bmax_array_tasks=(\d+)", config.get("SchedulerParameters", "")):
         size = min(size, int(match[1]))
