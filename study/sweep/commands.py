@@ -79,11 +79,14 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
     plan = _add(verbs, "plan", "what is done, what is missing, and what the rest costs", "Show a sweep's plan.", PLAN)
     _sweep_arguments(plan)
+    _cluster_arguments(plan)
+    plan.add_argument("--json", action="store_true", help="for a program to read")
     plan.set_defaults(func=plan_command)
 
     text = "Run what of a sweep is missing or failed."
     submit = _add(verbs, "submit", "run what is missing or failed", text, SUBMIT)
     _sweep_arguments(submit)
+    _cluster_arguments(submit)
     submit.add_argument("--dry-run", action="store_true", help="show what would run, and make nothing")
     submit.add_argument("--wait", action="store_true", help="stay until every point is done, also those in other hands")
     submit.add_argument("--yes", action="store_true", help="do not ask before a large submission to Slurm")
@@ -94,6 +97,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     text = "One table: what each point is doing, its speed, the time left, and why it failed."
     status = _add(verbs, "status", "what each point is doing", text, PLAN.partition("\n\nThe cost")[0])
     _sweep_arguments(status)
+    status.add_argument("--json", action="store_true", help="for a program to read")
     status.add_argument("--watch", action="store_true", help="redraw until nothing runs any more, or Ctrl-C")
     status.set_defaults(func=status_command)
 
@@ -134,13 +138,15 @@ def _sweep_arguments(parser: Parser) -> None:
     parser.add_argument("sweep", type=Path, metavar="SWEEP.yaml", help="the sweep")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=ARGUMENTS)
     _common(parser)
+    parser.add_argument("--all", action="store_true", help="show each point of a long sweep")
+
+
+def _cluster_arguments(parser: Parser) -> None:
     parser.add_argument("--cluster", choices=("local", "slurm"), default="local", help="where to run (default: local)")
     parser.add_argument("--cluster-config", type=Path, metavar="FILE", help="Slurm: resources (default: cluster.yaml)")
     parser.add_argument(
-        "--workers", type=_positive, metavar="N", help="local: points at a time (default: one a core or GPU)"
+        "--workers", type=_positive, metavar="N", help="local: points at a time (default: a core or GPU each)"
     )
-    parser.add_argument("--all", action="store_true", help="show every row of a long sweep")
-    parser.add_argument("--json", action="store_true", help="for a program to read")
 
 
 def _point_arguments(parser: Parser) -> None:

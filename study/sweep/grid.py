@@ -276,7 +276,14 @@ def _read(path: Path) -> SweepFile:
         if key not in SweepFile.model_fields:
             allowed = ", ".join(SweepFile.model_fields)
             raise UserError(f"{path}: {key} = {render(value)}: unknown key; allowed is {allowed}")
-    for axis, choices in (tree.get("axes") or {}).items():
+    try:
+        file = SweepFile.model_validate(tree)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in fault["loc"] if not str(part).startswith(("list[", "dict[")))
+        allowed = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        raise UserError(f"{path}: {key} = {render(fault['input'])}: allowed is {allowed}") from None
+    for axis, choices in file.axes.items():
         if not choices:
             raise UserError(f"{path}: axes.{axis} = {render(choices)}: allowed is one value or more")
         if isinstance(choices, list) and axis not in _KEYS:
@@ -286,13 +293,6 @@ def _read(path: Path) -> SweepFile:
             )
         if isinstance(choices, list) and len({(type(choice), choice) for choice in choices}) != len(choices):
             raise UserError(f"{path}: axes.{axis} = {render(choices)}: a value stands twice; allowed is once")
-    try:
-        file = SweepFile.model_validate(tree)
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in fault["loc"] if not str(part).startswith(("list[", "dict[")))
-        allowed = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        raise UserError(f"{path}: {key} = {render(fault['input'])}: allowed is {allowed}") from None
     if file.name != path.stem:
         raise UserError(f"{path}: name = {render(file.name)}: allowed is the file's own name, {path.stem}")
     return file
