@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from study.report import metrics
 from study.report.load import CURVES, OLDEST, Arm, Label, SweepRuns, show
-from study.report.style import COLOURS, INK, MARKERS, MUTED, RC, label_ends, note
+from study.report.style import COLOURS, INK, MARKERS, MUTED, RC, finish, label_end
 from study.report.tables import paper_value
 
 WIDTH = 7.6
@@ -82,7 +82,8 @@ def _against_lag(sweep: SweepRuns) -> Drawn:
         )
     _floors(sweep, ours)
     span = _limits(ours, 2)
-    label_ends(ours, [end for end in ends if math.isfinite(end[1])])
+    for end in ends:
+        label_end(ours, *end)
     _m_ticks(ours, arms)
     metric = metrics.of(sweep.metric)
     ours.set(ylabel="top-1 (%)", title=f"Here: {_setting(sweep)}")
@@ -109,17 +110,19 @@ def _against_lag(sweep: SweepRuns) -> Drawn:
     theirs.set_xlim(ours.get_xlim())
     _m_ticks(theirs, arms)
     text = f"{metric.label} and linear probe: {_reduction(sweep)} Dashed: floors. Both axes span as many points."
-    note(figure, _wrapped(text))
+    finish(figure, text)
     return Drawn(
         f"{sweep.name}",
         figure,
-        f"**{sweep.title}.** Accuracy against m, placed at the lag of the key encoder, 1/(1−m) steps; right, the paper's "
-        f"linear probe on ImageNet (Section 4.1). {text}",
+        f"**{sweep.title}.** Accuracy against m, placed at the lag of the key encoder, 1/(1−m) steps; right, the "
+        f"paper's linear probe on ImageNet (Section 4.1). {text}",
         f"{metric.label} by m: {_spoken(sweep)}.",
     )
 
 
-def _lag(m: float) -> float:
+def _lag(m: Label) -> float:
+    """Place of m on the axis: log10 of the lag in steps; m = 1, which never moves, stands at the end."""
+    assert isinstance(m, int | float)
     return math.log10(1 / (1 - m)) if m < 1 else 5.0
 
 
@@ -165,12 +168,13 @@ def _lines(sweep: SweepRuns) -> Drawn:
         axes.set(xlabel=_AXIS.get(x, x), xlim=(-0.4, len(over) - 0.6))
         axes.grid(axis="x", visible=False)
     span = _limits(ours, 2)
-    label_ends(ours, ends)
+    for end in ends:
+        label_end(ours, *end)
     if paper:
         theirs, ends = panels[1], []
         for i, name in enumerate(names):
             mine = sorted(
-                ((over.index(row[x]), row["value"]) for row in paper if row[line] == name and _number(row["value"]))
+                (over.index(row[x]), row["value"]) for row in paper if row[line] == name and _number(row["value"])
             )
             if mine:
                 theirs.plot(*zip(*mine, strict=True), color=COLOURS[i % 7], marker=MARKERS[i % 7])
@@ -179,14 +183,16 @@ def _lines(sweep: SweepRuns) -> Drawn:
         low, high = theirs.get_ylim()
         grown = max(span - (high - low), 0) / 2
         theirs.set_ylim(low - grown, high + grown)
-        label_ends(theirs, ends)
+        for end in ends:
+            label_end(theirs, *end)
     text = f"{metric.label}: {_reduction(sweep)}" + (" Dashed: floors." if sweep.floors else "")
-    note(figure, _wrapped(text))
+    finish(figure, text)
     beside = " Right, the paper's linear probe on ImageNet." if paper else ""
     return Drawn(
         sweep.name,
         figure,
-        f"**{sweep.title}.** {metric.label} against {_AXIS.get(x, x)}, a line a value of {_AXIS.get(line, line)}.{beside} {text}",
+        f"**{sweep.title}.** {metric.label} against {_AXIS.get(x, x)}, a line a value of {_AXIS.get(line, line)}."
+        f"{beside} {text}",
         f"{metric.label}: {_spoken(sweep)}.",
     )
 
@@ -240,7 +246,7 @@ def _dots(sweep: SweepRuns) -> Drawn:
     panels[0].set_yticks(range(len(arms)), [_row_text(arm) for arm in arms])
     panels[0].set_title(f"Here: {_setting(sweep)}")
     text = f"{metrics.of(sweep.metric).label}: {_reduction(sweep)}" + (" Dashed: floors." if sweep.floors else "")
-    note(figure, _wrapped(text))
+    finish(figure, text)
     return Drawn(
         sweep.name,
         figure,
@@ -292,12 +298,12 @@ def _training(sweep: SweepRuns) -> Drawn | None:
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 6), frameon=False, fontsize=8.5)
     text = f"Mean over the seeds of each arm ({_seeds(sweep)}), each point the mean over 1/120 of the run."
-    note(figure, _wrapped(f"{text} Dotted: the loss of a collapsed encoder."))
+    finish(figure, f"{text} Dotted: the loss of a collapsed encoder.")
     return Drawn(
         f"{sweep.name}-training",
         figure,
-        f"**{sweep.title}: training.** {text} The loss is shown less ln(K+1), its value for a collapsed encoder; it rises "
-        "first, while the random keys leave the dictionary. Pretext accuracy counts strict wins only.",
+        f"**{sweep.title}: training.** {text} The loss is shown less ln(K+1), its value for a collapsed encoder; it "
+        "rises first, while the random keys leave the dictionary. Pretext accuracy counts strict wins only.",
         f"Training curves of {len(sweep.measured)} arms.",
     )
 
@@ -323,18 +329,19 @@ def _ageing(sweep: SweepRuns) -> Drawn | None:
         axes.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
         axes.set(xlabel="age of the key, steps", title=title if len(groups) > 1 else f"Here: {_setting(sweep)}")
         axes.set_xlim(0, axes.get_xlim()[1] * 1.2)
-        label_ends(axes, ends)
+        for end in ends:
+            label_end(axes, *end)
     panels[0].set_ylabel("cosine with the same view\nencoded now")
     text = (
-        f"Mean over the seeds of each arm ({_seeds(sweep)}) and over the readings between a quarter and three quarters of "
-        "the run."
+        f"Mean over the seeds of each arm ({_seeds(sweep)}) and over the readings between a quarter and three quarters "
+        "of the run."
     )
-    note(figure, _wrapped(text))
+    finish(figure, text)
     return Drawn(
         f"{sweep.name}-consistency",
         figure,
-        f"**{sweep.title}: consistency of the keys.** Cosine between a stored key and the same view encoded by the present "
-        f"key encoder, against the key's age. {text}",
+        f"**{sweep.title}: consistency of the keys.** Cosine between a stored key and the same view encoded by the "
+        f"present key encoder, against the key's age. {text}",
         f"Cosine of the oldest keys: {_spoken(sweep, OLDEST)}.",
     )
 
@@ -396,7 +403,7 @@ def _limits(axes: Axes, room: float) -> float:
 
 
 def _values(values: Sequence[Label], keep_order: bool = False) -> list[Label]:
-    found = list(dict.fromkeys(value for value in values if value is not None))
+    found: list[Label] = list(dict.fromkeys(value for value in values if value is not None))
     if keep_order or not all(_number(value) for value in found):
         return found
     return sorted(found, key=float)  # type: ignore[arg-type]
@@ -453,9 +460,3 @@ def _spoken(sweep: SweepRuns, name: str | None = None) -> str:
         if len(values):
             said.append(f"{arm.name} {metric.show(float(values.mean()))}")
     return "; ".join(said)
-
-
-def _wrapped(text: str, width: int = 125) -> str:
-    import textwrap
-
-    return "\n".join(textwrap.wrap(text, width))

@@ -32,7 +32,9 @@ def judge(name: str, claim: Claim, sweep: SweepRuns) -> Verdict:
     trial = _Trial(claim, sweep, metric, by)
     try:
         comparisons, answer = trial.run()
-        reason = "; ".join(_sentence(each, metric) for each in comparisons)
+        sign = {"at_floor": "≤", "close": "within ±"}.get(claim.test, ">")
+        reason = "; ".join(_sentence(each, metric, sign) for each in comparisons)
+        reason += f" ({comparisons[0].interval})"
     except _Undecided as why:
         comparisons, answer, reason = [], "undecided", str(why)
     except _AtFloor as why:
@@ -58,6 +60,7 @@ class _AtFloor(Exception):  # noqa: N818 - an answer, no error
 
 @dataclass(frozen=True)
 class _Mean:
+    arm: str
     mean: float
     n: int
 
@@ -109,34 +112,25 @@ class _Trial:
         self.numbers[arm.name] = Measured(arm.name, float(values.mean()), sd, len(values))
         if len(values) < self.claim.seeds:
             raise _Undecided(f"{wanted}: n = {len(values)}; {self.claim.seeds} seeds decide")
-        return _Mean(float(values.mean()), len(values))
+        return _Mean(arm.name, float(values.mean()), len(values))
 
     def _compare(
         self, arms: Sequence[_Mean], floors: Sequence[_Mean], spread: "_Spread"
     ) -> list[tuple[Comparison, Answer]]:
-        by = self.by
         match self.claim.test:
             case "at_floor":
-                best = max(floors, key=lambda floor: floor.mean)
-                each = spread.compare("arm − best floor", by, (arms[0], 1), (best, -1))
-                return [(each, _below(each))]
+                pairs, decide = [(arms[0], max(floors, key=lambda floor: floor.mean))], _below
             case "order":
-                pairs = enumerate(itertools.pairwise(arms), start=1)
-                steps = [
-                    spread.compare(f"arm {i + 1} − arm {i}", by, (better, 1), (worse, -1))
-                    for i, (worse, better) in pairs
-                ]
-                return [(each, _above(each)) for each in steps]
+                pairs, decide = [(better, worse) for worse, better in itertools.pairwise(arms)], _above
             case "gap":
-                each = spread.compare("difference", by, (arms[0], 1), (arms[1], -1))
-                return [(each, _above(each))]
+                pairs, decide = [(arms[0], arms[1])], _above
             case "close":
-                each = spread.compare("difference", by, (arms[0], 1), (arms[1], -1))
-                return [(each, _within(each))]
+                pairs, decide = [(arms[0], arms[1])], _within
             case "interaction":
-                signed = list(zip(arms, (1, -1, -1, 1), strict=True))
-                each = spread.compare("difference of differences", by, *signed)
+                each = spread.compare(self.by, list(zip(arms, (1, -1, -1, 1), strict=True)))
                 return [(each, _above(each))]
+        found = [spread.compare(self.by, [(a, 1), (b, -1)]) for a, b in pairs]
+        return [(each, decide(each)) for each in found]
 
 
 class _Spread:
@@ -149,16 +143,17 @@ class _Spread:
         self.freedom = len(residuals) - sum(len(sample) > 1 for sample in samples)
         self.sd = math.sqrt(float((residuals**2).sum()) / self.freedom) if self.freedom else 0.0
 
-    def compare(self, what: str, threshold: float, *signed: tuple[_Mean, int]) -> Comparison:
+    def compare(self, threshold: float, signed: Sequence[tuple[_Mean, int]]) -> Comparison:
         """Estimate Σ sign·mean with its interval."""
+        what = " ".join(f"{'−' if sign < 0 else '+'} ({mean.arm})" for mean, sign in signed).removeprefix("+ ")
         estimate = sum(sign * mean.mean for mean, sign in signed)
         if self.freedom >= 2:
             from scipy.special import stdtrit  # type: ignore[import-untyped]
 
             half = float(stdtrit(self.freedom, 0.975)) * self.sd * math.sqrt(sum(1 / mean.n for mean, _ in signed))
-            interval = f"95 % t-interval, {self.freedom} degrees of freedom"
+            interval = f"± is the 95 % t-interval, {self.freedom} degrees of freedom"
         else:
-            half, interval = self.noise, "registered noise, too few seeds for an interval"
+            half, interval = self.noise, "± is the registered noise: one seed"
         return Comparison(what, estimate, estimate - half, estimate + half, threshold, interval)
 
 
@@ -181,10 +176,10 @@ def _all(answers: Iterable[Answer]) -> Answer:
     return "fails" if "fails" in found else "undecided" if "undecided" in found else "holds"
 
 
-def _sentence(each: Comparison, metric: metrics.Metric) -> str:
+def _sentence(each: Comparison, metric: metrics.Metric, sign: str) -> str:
     d, half = metric.digits, (each.high - each.low) / 2
     margin = f" ± {half:.{d}f}" if half else ""
-    return f"{each.what} {each.estimate:+.{d}f}{margin} against {each.threshold:+.{d}f} ({each.interval})"
+    return f"{each.what} = {each.estimate:+.{d}f}{margin}, needed {sign} {each.threshold:.{d}f}"
 
 
 def _rule(claim: Claim, by: float, metric: metrics.Metric) -> str:

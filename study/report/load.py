@@ -127,6 +127,7 @@ class SweepRuns:
     name: str
     scale: str
     title: str
+    description: str
     axes: tuple[str, ...]
     metric: str
     arms: tuple[Arm, ...]
@@ -213,6 +214,7 @@ def _read_sweep(file: Path, sweeps: Path) -> SweepRuns | None:
         name=name,
         scale=scale,
         title=title or name,
+        description=str(header.get("description", "")).strip(),
         axes=tuple(axes),
         metric=metric,
         arms=_arms(runs, planned, tuple(axes)),

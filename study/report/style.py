@@ -1,11 +1,14 @@
 """How figures look, and how they are saved so that the same runs give the same bytes."""
 
+import io
+import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 
 INK, MUTED, PAPER = "#1b1f24", "#6e7781", "#ffffff"
 """Text and axes, what stands back, the ground: the page swaps the first and the last for its theme's colours."""
@@ -14,7 +17,7 @@ COLOURS = ("#d1570c", "#a8519b", "#6f68c9", "#2b7cc0", "#148f77", "#8a7a0a", "#7
 """Distinct for all common kinds of colour blindness in this order, and readable on white and on near-black."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
-RC: dict[str, Any] = {
+RC: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -58,40 +61,52 @@ METADATA: dict[str, dict[str, Any]] = {
 }
 
 
-def save(figure: Figure, stem: Path) -> None:
-    """Write ``stem.svg``, ``.png`` and ``.pdf`` without dates, versions or random ids."""
-    from study.run.files import write_atomic
+def render(figure: Figure) -> dict[str, bytes]:
+    """The figure as svg, png and pdf, without dates, versions or random ids."""
+    found = {}
+    with rc_context(RC):  # the hash salt and the fonts count when a file is written, too
+        for kind, metadata in METADATA.items():
+            out = io.BytesIO()
+            figure.savefig(out, format=kind, metadata=metadata)
+            found[kind] = out.getvalue()
+    return found
 
-    for kind, metadata in METADATA.items():
-        import io
 
-        out = io.BytesIO()
-        figure.savefig(out, format=kind, metadata=metadata)
-        write_atomic(stem.with_suffix(f".{kind}"), out.getvalue())
+_END = "line's end"
 
 
-def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], gap: float = 11.0) -> None:
-    """Write each line's name at its right end, moved apart so that no two overlap.
+def label_end(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
+    """Write a line's name at its right end, in data coordinates; `finish` moves the names of one panel apart."""
+    axes.annotate(
+        text,
+        (x, y),
+        xytext=(7, 0),
+        textcoords="offset points",
+        color=colour,
+        va="center",
+        fontsize=8.5,
+        annotation_clip=False,
+        label=_END,
+    )
 
-    Args:
-        axes: with its final limits.
-        ends: (x, y, text, colour) of each line's last point, in data coordinates.
-        gap: least distance of two names, in points.
+
+def finish(figure: Figure, note: str) -> None:
+    """Write the note below, fix the layout, and move the names at the lines' ends apart.
+
+    The layout is made once, not once a file format.
     """
-    scale = 72 / axes.figure.dpi
-    places = sorted(((axes.transData.transform((x, y))[1] * scale, x, y, text, colour) for x, y, text, colour in ends))
-    heights = spread([place[0] for place in places], gap)
-    for height, (natural, x, y, text, colour) in zip(heights, places, strict=True):
-        axes.annotate(
-            text,
-            (x, y),
-            xytext=(7, height - natural),
-            textcoords="offset points",
-            color=colour,
-            va="center",
-            fontsize=8.5,
-            annotation_clip=False,
-        )
+    figure.supxlabel(textwrap.fill(note, 120), x=0.01, ha="left", fontsize=7.5, color=MUTED)
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        ends = [text for text in axes.texts if isinstance(text, Annotation) and text.get_label() == _END]
+        points = 72 / figure.dpi
+        ends.sort(key=lambda end: (end.xy[1], end.get_text()))
+        natural = [float(axes.transData.transform(end.xy)[1]) * points for end in ends]
+        for end, here, there in zip(ends, natural, spread(natural, 10.5), strict=True):
+            end.set_position((7, there - here))
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
@@ -115,8 +130,3 @@ def _low(block: Sequence[float], gap: float) -> float:
 
 def _high(block: Sequence[float], gap: float) -> float:
     return _centre(block) + (len(block) - 1) * gap / 2
-
-
-def note(figure: Figure, text: str) -> None:
-    """What the numbers are, below the figure: it travels with it."""
-    figure.supxlabel(text, x=0.01, ha="left", fontsize=7.5, color=MUTED)

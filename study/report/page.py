@@ -1,0 +1,151 @@
+"""What stands on the page of a scale, in which order: the momentum table and the claims first."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from study.config import parse_yaml
+from study.report import tables
+from study.report.claims import Verdict
+from study.report.document import Block, Code, Grid, Heading, Picture, Text
+from study.report.judge import MEANINGLESS
+from study.report.load import CURVES, SweepRuns
+from study.report.tables import Table
+
+FIRST = "momentum"
+
+_NUMBERS = """\
+Each number is the mean over the seeds of an arm at the last step of its run; nothing is a maximum over a run, and no
+choice was made by the labels of the test split. ± is the standard deviation over seeds with ddof = 1; it is absent with
+one seed. `n` counts the seeds behind the number, as “2 of 3” where some are missing. kNN: weighted, on pooled features;
+linear: a linear classifier on features encoded once; pretext: share of queries whose positive wins strictly, over the
+last 1/120 of the run; key cosine: the oldest stored keys against the same views encoded now, over the readings in the
+middle half of the run; lag/run: 1/(1−m) steps over the length of the run. `paper` is the paper's linear probe on
+ImageNet, in per cent, unless the sweep says otherwise."""
+
+_CLAIMS = """\
+Registered in `sweeps/claims.yaml` before the runs. A claim is decided when the whole interval of its estimate lies on
+one side of the threshold: the 95 % t-interval with the SD pooled over the sweep's arms, or with one seed the noise
+registered with the claim."""
+
+_RUNS = """\
+Each run's config, tags, final values and full histories are in `results/runs/`; this page is made of them."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A sweep with everything made of it."""
+
+    table: Table
+    verdicts: Sequence[Verdict]
+    pictures: Sequence[Picture]
+
+
+def blocks(scale: str, sections: Sequence[Section]) -> list[Block]:
+    """The page of one scale."""
+    ordered = sorted(sections, key=lambda section: section.table.sweep.name != FIRST)
+    return [
+        Heading(1, f"Momentum Contrast, reproduced at scale {scale}"),
+        *([Text(f"**{MEANINGLESS[scale].capitalize()}.**")] if scale in MEANINGLESS else []),
+        *_opening(ordered[0]),
+        Heading(2, "Claims"),
+        Text(_CLAIMS),
+        _verdicts([verdict for section in ordered for verdict in section.verdicts]),
+        *(block for section in ordered for block in _section(section)),
+        Heading(2, "How the numbers are made"),
+        Text(_NUMBERS),
+        Heading(2, "Deviations from the paper"),
+        _deviations(scale),
+        Heading(2, "Where the runs come from"),
+        *_provenance([section.table.sweep for section in ordered]),
+    ]
+
+
+def _opening(section: Section) -> list[Block]:
+    sweep = section.table.sweep
+    return [Text(f"**{sweep.title}**, ours beside the paper's:"), grid(section.table), *section.pictures[:1]]
+
+
+def grid(table: Table) -> Grid:
+    """A sweep's table as a block."""
+    header, rows = tables.printed(table)
+    return Grid(header, rows, len(table.axes), sum(row.arm.floor is not None for row in table.rows))
+
+
+def _verdicts(verdicts: Iterable[Verdict]) -> Block:
+    rows = [[f"**{each.answer}**", each.statement, each.source, each.reason] for each in verdicts]
+    return Grid(["", "claim", "in the paper", "because"], rows, 4)
+
+
+def _section(section: Section) -> list[Block]:
+    table, sweep = section.table, section.table.sweep
+    first = sweep.name == FIRST
+    found: list[Block] = [Heading(2, sweep.title)]
+    if sweep.description:
+        found.append(Text(sweep.description))
+    found += [] if first else [grid(table)]
+    missing = tables.missing(table)
+    if missing:
+        found.append(Text(f"Missing: {'; '.join(missing)}."))
+    found += section.pictures[1 if first else 0 :]
+    if section.verdicts:
+        found.append(Heading(3, f"{sweep.title}: what the verdicts rest on"))
+        rows = [[f"**{each.answer}**", each.id, each.rule, each.evidence] for each in section.verdicts]
+        found.append(Grid(["", "claim", "rule", "numbers"], rows, 4))
+    if sweep.command:
+        found += [Text("Run it again (what is done is not trained twice):"), Code(_again(sweep))]
+    return found
+
+
+def _again(sweep: SweepRuns) -> str:
+    return (
+        f"study sweep submit sweeps/{sweep.name}.yaml --scale {sweep.scale} --wait\nstudy runs export && study report"
+    )
+
+
+def _deviations(scale: str) -> Block:
+    """The numbered list of `deviations.yaml`, those that apply at this scale."""
+    file = Path(__file__).with_name("deviations.yaml")
+    entries: list[Mapping[str, Any]] = parse_yaml(file.read_text(encoding="utf-8"), file.name)
+    rows = [
+        [str(number), *(str(entry[key]).strip() for key in ("what", "paper", "here", "why", "verdict"))]
+        for number, entry in enumerate(entries, start=1)
+        if scale in entry.get("scales", [scale])
+    ]
+    return Grid(["", "what", "paper", "here", "why", "could it change a verdict?"], rows, 6)
+
+
+_ORIGIN = ("commit", "dirty", "python", "torch", "cpu", "gpus")
+"""Last parts of the tags that say where a run came from; hosts and paths stay out of the page."""
+
+
+def _provenance(sweeps: Sequence[SweepRuns]) -> list[Block]:
+    rows = []
+    for sweep in sweeps:
+        done = [run for run in sweep.runs if run.state == "finished"]
+        hours = sum(run.train_seconds * run.threads for run in done) / 3600
+        origin = (_distinct(sweep, name) for name in _ORIGIN)
+        whole = sum(
+            sweep.histories.count[CURVES[0]][row] == run.steps
+            for row, run in enumerate(sweep.runs)
+            if run.state == "finished" and run.config.get("probe.epochs") is None
+        )
+        pretrained = sum(run.config.get("probe.epochs") is None for run in done)
+        rows.append([sweep.name, str(len(done)), f"{hours:.2f}", f"{whole} of {pretrained}", *origin])
+    header = ["sweep", "runs", "core-hours", "full histories", *_ORIGIN]
+    kept = [i for i, _ in enumerate(header) if i < 4 or any(row[i] for row in rows)]
+    return [
+        Text(
+            "Each run's config, tags, final values and full histories are in `results/runs/`; this page is made of them."
+        ),
+        Grid([header[i] for i in kept], [[row[i] for i in kept] for row in rows], 1),
+    ]
+
+
+def _distinct(sweep: SweepRuns, name: str) -> str:
+    values = {
+        value for run in sweep.runs for tag, value in run.tags.items() if tag.rpartition(".")[2] == name and value
+    }
+    shown = sorted(value[:12] if name == "commit" else value for value in values)
+    return ", ".join(shown)

@@ -1,0 +1,107 @@
+"""Everything in ``results/``, from the exported runs and the sweeps' YAML: the same input gives the same bytes."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from study.errors import UserError
+from study.report import claims, document, figures, judge, load, page, style, tables
+from study.report.claims import Verdict
+from study.report.load import SweepRuns
+from study.report.page import Section
+from study.report.tables import Table
+from study.run.files import write_atomic
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a terminal shows of a sweep."""
+
+    sweep: SweepRuns
+    table: Table
+    verdicts: Sequence[Verdict]
+
+
+def write(runs: Path, out: Path, sweeps: Path) -> list[Written]:
+    """Make ``out/<scale>/`` for every scale that has runs.
+
+    Args:
+        runs: folder of the exported runs.
+        out: where the scales' folders go; tables and figures in them that are no longer made are removed.
+        sweeps: folder of the sweeps' YAML and of claims.yaml.
+
+    Raises:
+        UserError: no runs, or a fault in one of the files.
+    """
+    registered = claims.read(sweeps / "claims.yaml")
+    found = load.load(runs, sweeps)
+    for name, claim in registered.items():
+        if not (sweeps / f"{claim.sweep}.yaml").is_file():
+            raise UserError(f"{sweeps / 'claims.yaml'}: {name}.sweep = {claim.sweep}: allowed is a sweep in {sweeps}")
+    written = []
+    for scale, members in groupby(found, key=lambda sweep: sweep.scale):
+        folder = out / scale
+        sections = [_write_sweep(sweep, judge.judge_all(registered, sweep), folder) for sweep in members]
+        _write_page(scale, sections, folder)
+        written += [Written(section.table.sweep, section.table, section.verdicts) for section in sections]
+    return written
+
+
+def _write_sweep(sweep: SweepRuns, verdicts: Sequence[Verdict], folder: Path) -> Section:
+    table = tables.build(sweep)
+    for kind, text in (("csv", tables.to_csv), ("md", tables.to_markdown), ("tex", tables.to_tex)):
+        _put(folder / "tables" / f"{sweep.name}.{kind}", text(table))
+    pictures = []
+    for drawn in figures.draw(sweep):
+        for kind, content in style.render(drawn.figure).items():
+            _put(folder / "figures" / f"{drawn.name}.{kind}", content)
+        pictures.append(document.Picture(drawn.name, drawn.caption, drawn.alt))
+    return Section(table, verdicts, pictures)
+
+
+def _write_page(scale: str, sections: Sequence[Section], folder: Path) -> None:
+    verdicts = [verdict.as_json() for section in sections for verdict in section.verdicts]
+    _put(folder / "claims.json", json.dumps(verdicts, indent=1, ensure_ascii=False) + "\n")
+    blocks = page.blocks(scale, sections)
+    _put(folder / "REPORT.md", document.to_markdown(blocks))
+    names = [picture.name for section in sections for picture in section.pictures]
+    drawings = {name: (folder / "figures" / f"{name}.svg").read_text(encoding="utf-8") for name in names}
+    _put(folder / "report.html", document.to_html(f"MoCo, scale {scale}", blocks, drawings))
+    _remove_others(folder / "tables", (section.table.sweep.name for section in sections))
+    _remove_others(folder / "figures", names)
+
+
+def _put(path: Path, content: str | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, content, durable=False)
+
+
+def _remove_others(folder: Path, names: Iterable[str]) -> None:
+    """Remove what an earlier report made of runs that are gone."""
+    kept = set(names)
+    for file in folder.glob("*.*") if folder.is_dir() else ():
+        if file.stem not in kept:
+            file.unlink()
+
+
+_INCLUDE = re.compile(r"(<!-- include (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def refresh(readme: Path, out: Path) -> None:
+    """Put files of ``out`` between the marks ``<!-- include quick/tables/momentum.md -->`` and ``<!-- end -->``.
+
+    Raises:
+        UserError: a marked file does not exist.
+    """
+
+    def content(mark: re.Match[str]) -> str:
+        file = out / mark[2]
+        if not file.is_file():
+            raise UserError(f"{readme}: include {mark[2]}: no such file in {out}")
+        return f"{mark[1]}\n{file.read_text(encoding='utf-8')}\n{mark[3]}"
+
+    text = readme.read_text(encoding="utf-8")
+    write_atomic(readme, _INCLUDE.sub(content, text))
