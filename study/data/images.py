@@ -174,7 +174,7 @@ def staging(name: str, root: Path) -> Iterator[Path]:
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
-        raise UserError(f"{error.filename or root}: cannot be written: {error.strerror}") from None
+        raise UserError(f"{error.filename or root}: {error.strerror}") from None  # read-only, full, gone
 
 
 def store(
@@ -196,8 +196,8 @@ def store(
     packed = temporary / "packed"
     packed.mkdir()
     names = list(classes)
-    digest, counts = _write(packed, "train", train, advance)
-    test_digest, _ = _write(packed, "test", test, advance)
+    digest, counts = _write(packed, name, "train", train, advance)
+    test_digest, _ = _write(packed, name, "test", test, advance)
     mean = counts @ np.arange(256) / counts.sum(1) / 255
     square = counts @ np.arange(256) ** 2 / counts.sum(1) / 255**2
     manifest = {
@@ -220,7 +220,7 @@ def store(
     return load(name, root)
 
 
-def _write(folder: Path, split: str, chunks: Chunks, advance: Advance) -> tuple[str, np.ndarray]:
+def _write(folder: Path, name: str, split: str, chunks: Chunks, advance: Advance) -> tuple[str, np.ndarray]:
     """Stream a split into its two files; returns its digest and how often each value occurs, (3, 256)."""
     digest = hashlib.sha256()
     counts = np.zeros((3, 256), np.int64)
@@ -238,7 +238,7 @@ def _write(folder: Path, split: str, chunks: Chunks, advance: Advance) -> tuple[
             written.append(np.asarray(labels, np.int64))
             advance(len(labels))
         if not written:
-            raise UserError(f"{folder.parent.name.strip('.').removesuffix('.tmp')}: the {split} split has no image")
+            raise UserError(f"data set {name}: the {split} split has no image")
         every = np.concatenate(written)
         file.seek(0)
         file.write(_header((len(every), *shape)))  # as long as the first: numpy leaves room for the axis to grow

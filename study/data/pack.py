@@ -70,17 +70,13 @@ def pack(
         UserError: no such source, no such layout, a bad file, several sizes without ``size``.
     """
     source = scan(path, test_share)
-    with images.staging(name, root) as temporary:
-        packed = images.store(
-            temporary,
-            name,
-            root,
-            source.classes,
-            _decoded(source, "train", size, skip_bad),
-            _decoded(source, "test", size, skip_bad),
-            advance,
-        )
-    return packed, source.bad
+    try:
+        with images.staging(name, root) as temporary:
+            train, test = (_decoded(source, split, size, skip_bad) for split in ("train", "test"))
+            return images.store(temporary, name, root, source.classes, train, test, advance), source.bad
+    finally:
+        if source.archive:
+            source.archive.close()
 
 
 # ---------------------------------------------------------------------------------------------------------- layout
@@ -94,12 +90,13 @@ def scan(path: Path, test_share: float = 0.1) -> Source:
     """
     archive = None
     if path.is_dir():
-        names = [str(file.relative_to(path).as_posix()) for file in path.rglob("*") if file.is_file()]
+        walk = os.walk(path, followlinks=True)  # class folders are often links
+        names = [(Path(folder) / file).relative_to(path).as_posix() for folder, _, files in walk for file in files]
     elif zipfile.is_zipfile(path):
         archive = zipfile.ZipFile(path)
         names = [entry.filename for entry in archive.infolist() if not entry.is_dir()]
     else:
-        raise UserError(f"{path}: allowed is an image folder or a zip of one")
+        raise UserError(f"SOURCE = {path}: allowed is an image folder or a zip of one")
     parts = {name: PurePosixPath(name).parts for name in sorted(names) if _plain(name)}
     depth = _depth(list(parts.values()))
     tops = {part[depth] for part in parts.values() if len(part) > depth + 1}
@@ -125,9 +122,7 @@ def scan(path: Path, test_share: float = 0.1) -> Source:
 def _plain(name: str) -> bool:
     """Neither hidden nor macOS's shadow copies nor outside the source."""
     return not (
-        name.startswith("/")
-        or "\\" in name
-        or any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
+        name.startswith("/") or any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
     )
 
 
@@ -144,25 +139,28 @@ def _depth(parts: list[tuple[str, ...]]) -> int:
 
 def _below(path: Path, parts: dict[str, tuple[str, ...]], depth: int, split: str | None) -> list[tuple[str, str]]:
     """(name, class) of every file in a class folder; a picture outside one is a fault, another file is not."""
-    first = depth + (split is not None)
     found = []
     for name, part in parts.items():
-        if split is not None and part[depth] != split:
-            continue
-        if len(part) > first + 1:
-            found.append((name, part[first]))
-        elif PurePosixPath(name).suffix.lower() in Image.registered_extensions():
+        inner = part[depth:]
+        if split is not None:
+            if inner[:1] != (split,):
+                continue
+            inner = inner[1:]
+        if len(inner) > 1:
+            found.append((name, inner[0]))
+        elif inner and PurePosixPath(name).suffix.lower() in Image.registered_extensions():
             raise UserError(f"{path}: {name} lies in no class folder; allowed is train/CLASS/* or CLASS/*")
     return found
 
 
 def _hold_out(entries: list[tuple[str, int]], share: float) -> dict[str, list[tuple[str, int]]]:
-    """Split each class by a fixed draw: ``share`` of it, at least one image, becomes the test split."""
+    """Split each class by a fixed draw: ``share`` of it becomes the test split, at least one image but never all."""
     labels = np.array([label for _, label in entries])
     order = np.random.RandomState(0).permutation(len(labels))
     rank = np.empty(len(labels), np.int64)
     rank[order] = images.rank_in_class(labels[order])
-    held_out = rank < np.maximum(1, np.rint(share * np.bincount(labels)))[labels]
+    counts = np.bincount(labels)
+    held_out = rank < np.minimum(np.maximum(1, np.rint(share * counts)), counts - 1)[labels]
     return {
         "train": [entry for entry, out in zip(entries, held_out, strict=True) if not out],
         "test": [entry for entry, out in zip(entries, held_out, strict=True) if out],

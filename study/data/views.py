@@ -9,13 +9,15 @@ Unlike torchvision on PIL pictures, nothing is rounded to eight bits between the
 
 import itertools
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from study.config import Views
+from study.data import colour
 
 RATIO = (3 / 4, 4 / 3)
 """Aspect of a crop, width over height, uniform in its logarithm."""
@@ -24,8 +26,8 @@ ATTEMPTS = 10
 BLUR_SIGMA = (0.1, 2.0)
 BLUR_REACH = 6
 """Pixels to either side that a blur looks at: three times the largest sigma."""
-LUMA = (0.2989, 0.587, 0.114)
-"""Weights of red, green and blue in grey, torchvision's: they sum to 0.9999."""
+CACHED = 2**17
+"""Pixels of a piece that the CPU works on at a time: a plane of colour takes 512 KiB."""
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 ORDERS = torch.tensor(list(itertools.permutations(range(4))))
 
@@ -46,10 +48,6 @@ class Parameters:
     saturation: Tensor  # (B,)
     hue: Tensor  # (B,) turns
     sigma: Tensor  # (B,) pixels of the view
-
-    def rows(self, index: Tensor) -> "Parameters":
-        """The parameters of some of the images."""
-        return Parameters(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
 
 def sample(views: Views, n: int, height: int, width: int, generator: torch.Generator) -> Parameters:
@@ -119,8 +117,7 @@ class Augment:
     ) -> None:
         """Args: the recipe; height and width of a view; mean and SD per channel in 0..1; dtype of the result."""
         self.views, self.size, self.dtype = views, size, dtype
-        self.mean = torch.tensor(mean).view(3, 1, 1)
-        self.std = torch.tensor(std).view(3, 1, 1)
+        self.mean, self.std = mean, std
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """One view of each image, channels_last, on the images' device."""
@@ -128,18 +125,78 @@ class Augment:
         return self.apply(images, sample(self.views, n, height, width, generator))
 
     def apply(self, images: Tensor, p: Parameters) -> Tensor:
-        """The views that ``p`` describes: (B, 3, H, W) uint8 → (B, 3, size, size)."""
-        to_rows = interpolation(p.top, p.height, images.shape[2], self.size, p.flip & False)  # (B, size, H)
-        to_columns = interpolation(p.left, p.width, images.shape[3], self.size, p.flip)  # (B, size, W)
-        x = torch.einsum("byh,bchw,bxw->bcyx", to_rows, images.float() / 255, to_columns)
+        """The views that ``p`` describes: (B, 3, H, W) uint8 → (B, 3, size, size), computed in fp32.
+
+        Brightness, contrast and saturation are one kind of operation, so all images take their three of them together.
+        Only the turn of the hue comes in between, at one of four places: images are sorted by that place, and each
+        place turns a slice. A piece of the batch goes through everything while it lies in the processor's cache.
+        """
+        n, device = len(images), images.device
+        colourless = p.grey if self.views.recipe == "v1" else p.hue == 0
+        place = torch.where(colourless, 4, (p.order == HUE).int().argmax(1))  # (B,) 4: no turn, it would change nothing
+        sorted_rows = torch.argsort(place, stable=True)
+        edges = [0, *torch.bincount(place, minlength=5).cumsum(0).tolist()]
+        table = _table(p)[sorted_rows].to(device, non_blocking=True)  # (B, columns): one copy to the device
+        grey, rows = p.grey[sorted_rows], sorted_rows.to(device, non_blocking=True)
+        views = torch.empty(n, self.size, self.size, 3, dtype=self.dtype, device=device)
+        piece = n if device.type == "cuda" else max(1, CACHED // self.size**2)
+        for start in range(0, n, piece):
+            stop = min(start + piece, n)
+            turning = [slice(max(low - start, 0), max(min(high, stop) - start, 0)) for low, high in pairwise(edges[:5])]
+            here = rows[start:stop]
+            x = self._piece(
+                images.index_select(0, here), table[start:stop], grey[start:stop].nonzero()[:, 0].to(device), turning
+            )
+            views.index_copy_(0, here, self._normalised(x))
+        return views.permute(0, 3, 1, 2)
+
+    def _piece(self, images: Tensor, table: Tensor, grey: Tensor, turning: list[slice]) -> Tensor:
+        """Some of the images, up to the normalisation: (n, 3, H, W) uint8 → planes of colour (3, n, size, size)."""
+        n, _, height, width = images.shape
+        top, left, crop_height, crop_width, flip, hue, sigma, *factors = table.T
+        to_rows = interpolation(top, crop_height, height, self.size, torch.zeros_like(flip))  # (n, size, H)
+        to_columns = interpolation(left, crop_width, width, self.size, flip)  # (n, size, W)
+        wide = torch.bmm(images.float().view(n, 3 * height, width), to_columns.mT.div_(255))
+        x = torch.empty(3, n, self.size, self.size, device=images.device)
+        for channel, tall in enumerate(wide.view(n, 3, height, self.size).unbind(1)):
+            torch.bmm(to_rows, tall, out=x[channel])
+        x = x.flatten(2)  # (3, n, size²)
         if self.views.recipe == "v1":
-            x = torch.where(_column(p.grey), _luma(x), x)
-        x = _jitter(x, p)
+            _grey(x, grey)
+        for place, rows in enumerate(turning):
+            if rows.stop > rows.start:
+                colour.turn_hue(x[:, rows], hue[rows])
+            if place < 3:
+                colour.blend(x, *factors[3 * place : 3 * place + 3])
         if self.views.recipe == "v2":
-            x = torch.where(_column(p.grey), _luma(x), x)
-            blur = blurring(p.sigma, self.size)  # (B, size, size)
-            x = torch.einsum("byh,bchw,bxw->bcyx", blur, x, blur)
-        return ((x - self.mean) / self.std).to(self.dtype, memory_format=torch.channels_last)
+            _grey(x, grey)
+            x = x.view(3, n, self.size, self.size)
+            blur = blurring(sigma, self.size)  # (n, size, size)
+            x = torch.stack([torch.bmm(torch.bmm(blur, plane), blur.mT) for plane in x])
+        return x.view(3, n, self.size, self.size)
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        """Planes (3, n, size, size) → (n, size, size, 3)."""
+        views = torch.empty(*x.shape[1:], 3, dtype=self.dtype, device=x.device)
+        for channel, plane in enumerate(x):
+            views[..., channel] = plane.sub_(self.mean[channel]).div_(self.std[channel]).to(self.dtype)
+        return views
+
+
+def _grey(x: Tensor, rows: Tensor) -> None:
+    x.index_copy_(1, rows, colour.luma(x.index_select(1, rows)).expand(3, -1, -1))
+
+
+def _table(p: Parameters) -> Tensor:
+    """What the device needs of the parameters, (B, 16): crop, flip, hue, sigma, then for each of the three blends
+    the weights of the image, of its grey, and of the mean of its grey."""
+    order = p.order[p.order != HUE].view(-1, 3)  # (B, 3)
+    image = torch.stack((p.brightness, p.contrast, p.saturation), 1).gather(1, order)
+    blends = torch.stack(
+        (image, (order == SATURATION) * (1 - image), (order == CONTRAST) * (1 - image)), 2
+    )  # (B, 3, 3)
+    columns = (p.top, p.left, p.height, p.width, p.flip, p.hue, p.sigma)
+    return torch.cat((torch.stack([column.float() for column in columns], 1), blends.flatten(1)), 1)
 
 
 def interpolation(start: Tensor, length: Tensor, size_in: int, size_out: int, reverse: Tensor) -> Tensor:
@@ -148,70 +205,34 @@ def interpolation(start: Tensor, length: Tensor, size_in: int, size_out: int, re
     Args:
         start, length: (B,) the stretch, pixels of the source.
         size_in, size_out: pixels of the source, and of the view that the stretch fills.
-        reverse: (B,) bool, mirror the view.
+        reverse: (B,) 1 mirrors the view, 0 does not.
 
     Returns:
         (B, size_out, size_in) rows of weights that sum to 1; none lies outside the stretch.
     """
-    start, length = _column(start).float(), _column(length).float()
-    pixel = torch.arange(size_in)  # (size_in,)
-    target = torch.arange(size_out).view(-1, 1)  # (size_out, 1)
-    target = torch.where(_column(reverse)[:, 0], size_out - 1 - target, target)  # (B, size_out, 1)
-    scale = length / size_out
-    centre = start[:, 0] + scale[:, 0] * (target + 0.5)
-    weight = (1 - (pixel + 0.5 - centre).abs() / scale[:, 0].clamp(min=1)).clamp(min=0)
-    weight = weight * ((pixel >= start[:, 0]) & (pixel < start[:, 0] + length[:, 0]))
-    return weight / weight.sum(-1, keepdim=True)
+    start, length, reverse = start[:, None], length[:, None], reverse[:, None]  # (B, 1)
+    pixel = torch.arange(size_in, device=start.device) + 0.5  # centres
+    target = torch.arange(size_out, device=start.device) + 0.5
+    centre = start + length / size_out * torch.lerp(target, size_out - target, reverse)  # (B, size_out)
+    if size_in <= size_out:  # two pixels that sum to 1; beyond the centre of the last one, that one alone
+        centre = torch.clamp(centre, start + 0.5, start + length - 0.5)
+        return (pixel - centre[:, :, None]).abs_().neg_().add_(1).clamp_(min=0)
+    reach = (length / size_out).clamp(min=1)
+    inside = torch.where((pixel > start) & (pixel < start + length), 1.0, -torch.inf)  # (B, size_in)
+    distance = (pixel - centre[:, :, None]).abs_().div_(reach[:, :, None])  # (B, size_out, size_in)
+    weight = torch.sub(inside[:, None], distance).clamp_(min=0)  # a triangle, cut at the ends of the stretch
+    return weight.div_(weight.sum(-1, keepdim=True))
 
 
 def blurring(sigma: Tensor, size: int) -> Tensor:
     """A Gaussian blur along one side as a matrix, one an image: (B,) → (B, size, size); edges are reflected."""
-    offset = torch.arange(-BLUR_REACH, BLUR_REACH + 1)
+    offset = torch.arange(-BLUR_REACH, BLUR_REACH + 1, device=sigma.device)
     kernel = torch.exp(-0.5 * (offset / sigma.clamp(min=1e-3).view(-1, 1)) ** 2)
     kernel = kernel / kernel.sum(-1, keepdim=True)  # (B, 13)
-    source = torch.arange(size).view(-1, 1) + offset  # (size, 13), beyond the edges
-    source = (size - 1 - (size - 1 - source.abs()).abs()).expand(len(sigma), -1, -1)
-    weight = kernel[:, None].expand(-1, size, -1)
-    return torch.zeros(len(sigma), size, size).scatter_add_(2, source, weight)
-
-
-def _jitter(x: Tensor, p: Parameters) -> Tensor:
-    for stage in range(4):
-        operation = _column(p.order[:, stage])
-        blended = {
-            BRIGHTNESS: (x * _column(p.brightness)),
-            CONTRAST: torch.lerp(_luma(x).mean((1, 2, 3), keepdim=True), x, _column(p.contrast)),
-            SATURATION: torch.lerp(_luma(x), x, _column(p.saturation)),
-            HUE: _turn_hue(x, _column(p.hue)),
-        }
-        for name, result in blended.items():
-            x = torch.where(operation == name, result.clamp(0, 1), x)
-    return x
-
-
-def _turn_hue(x: Tensor, turns: Tensor) -> Tensor:
-    """Turn the hue of (B, 3, H, W) in 0..1 as torchvision does through HSV."""
-    red, green, blue = x[:, 0:1], x[:, 1:2], x[:, 2:3]
-    value, low = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
-    chroma = value - low
-    safe = torch.where(chroma == 0, 1, chroma)
-    hue = torch.where(
-        value == red,
-        (green - blue) / safe,
-        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
-    )
-    k = (torch.tensor([5.0, 3.0, 1.0]).view(3, 1, 1) + hue + 6 * turns) % 6
-    return value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)
-
-
-def _luma(x: Tensor) -> Tensor:
-    """Grey of (B, 3, H, W): (B, 1, H, W)."""
-    return (x * torch.tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
-
-
-def _column(values: Tensor) -> Tensor:
-    """(B,) → (B, 1, 1, 1)."""
-    return values.view(-1, 1, 1, 1)
+    source = torch.arange(size, device=sigma.device).view(-1, 1) + offset  # (size, 13), beyond the edges
+    source = size - 1 - (size - 1 - source.abs()).abs()
+    place = functional.one_hot(source, size).float().transpose(0, 1)  # (13, size, size)
+    return (kernel @ place.flatten(1)).view(-1, size, size)
 
 
 def evaluation_view(
