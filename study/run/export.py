@@ -1,0 +1,255 @@
+"""Runs as files that can be committed: two sorted parquet files a sweep and scale, and back into a store.
+
+The same runs give the same bytes, and a file whose content has not changed is left alone, so that another version of
+the writer makes no difference either. Nothing in them names a machine, a path or a person.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from study.errors import UserError
+from study.run import files, journal, tracked
+from study.run.tracked import Entry, Facts, Place
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+RUNS, METRICS = ".runs.parquet", ".metrics.parquet"
+
+
+def _schemas() -> "tuple[pa.Schema, pa.Schema]":
+    import pyarrow as pa
+
+    text, whole, real = pa.string(), pa.int64(), pa.float64()
+    runs = {
+        "sweep": text,
+        "scale": text,
+        "title": text,
+        "description": text,
+        "axes": text,
+        "metric": text,
+        "signature": text,
+        "name": text,
+        "labels": text,
+        "seed": whole,
+        "floor": text,
+        "state": text,
+        "attempt": whole,
+        "steps": whole,
+        "train_seconds": real,
+        "threads": whole,
+        "started_ms": whole,
+        "ended_ms": whole,
+        "params": text,
+        "tags": text,
+        "final": text,
+    }
+    metrics = {"signature": text, "name": text, "step": whole, "value": real, "time_ms": whole}
+    return pa.schema(runs.items()), pa.schema(metrics.items())
+
+
+def export(runs_dir: Path, out: Path, sweeps: Sequence[str] | None = None) -> list[Path]:
+    """Write the runs of submitted sweeps.
+
+    Args:
+        runs_dir: the folder of runs.
+        out: where the files go.
+        sweeps: names (``momentum``, ``momentum-quick``, or ``train`` for runs of no sweep); all sweeps by default.
+
+    Returns:
+        The files that were written or found up to date.
+
+    Raises:
+        UserError: there is no such sweep, a record or a config is damaged.
+        StorageError: a file cannot be written.
+    """
+    import pyarrow as pa
+
+    schema, metrics_schema = _schemas()
+    written = []
+    for place, entries in sorted(_members(runs_dir, sweeps).items(), key=lambda item: item[0].name):
+        rows: list[dict[str, Any]] = []
+        histories: list[pa.Table] = []
+        for entry in sorted(entries, key=lambda entry: entry.signature):
+            folder = runs_dir / entry.signature
+            rows.append(_row(entry, tracked.facts(folder, tracked.params(folder))))
+            readings = sorted(journal.read(folder / "metrics.jsonl"), key=lambda reading: (reading.name, reading.step))
+            columns = {
+                "signature": [entry.signature] * len(readings),
+                "name": [reading.name for reading in readings],
+                "step": [reading.step for reading in readings],
+                "value": [reading.value for reading in readings],
+                "time_ms": [reading.time_ms for reading in readings],
+            }
+            histories.append(pa.table(columns, schema=metrics_schema))
+        with files.storage(out):
+            out.mkdir(parents=True, exist_ok=True)
+        for suffix, table in (
+            (RUNS, pa.Table.from_pylist(rows, schema=schema)),
+            (METRICS, pa.concat_tables(histories).combine_chunks()),
+        ):
+            path = out / f"{place.name}{suffix}"
+            _write(path, table)
+            written.append(path)
+    return written
+
+
+def load(folder: Path) -> "tuple[pd.DataFrame, pd.DataFrame]":
+    """All exported runs, and their histories with each run's once, however many sweeps it belongs to.
+
+    Raises:
+        UserError: there are none, or a file is damaged.
+    """
+    import pyarrow as pa
+
+    tables: list[list[pa.Table]] = [[], []]
+    for path in _exported(folder):
+        for kind, suffix in enumerate((RUNS, METRICS)):
+            tables[kind].append(_read(path.with_name(path.name.removesuffix(RUNS) + suffix), _schemas()[kind]))
+    runs, metrics = (pa.concat_tables(parts).to_pandas() for parts in tables)
+    metrics = metrics.drop_duplicates(["signature", "name", "step"], keep="last", ignore_index=True)
+    return runs, metrics
+
+
+def read(path: Path) -> list[tuple[Entry, Facts, list[journal.Reading]]]:
+    """The runs of one ``….runs.parquet`` as the mirror pushes them.
+
+    Raises:
+        UserError: the file or its histories are damaged.
+    """
+    runs_schema, metrics_schema = _schemas()
+    rows = _read(path, runs_schema).to_pylist()
+    table = _read(path.with_name(path.name.removesuffix(RUNS) + METRICS), metrics_schema)
+    histories: dict[str, list[journal.Reading]] = {}
+    columns = (table.column(name).to_pylist() for name in ("signature", "step", "name", "value", "time_ms"))
+    for signature, *reading in zip(*columns, strict=True):
+        histories.setdefault(signature, []).append(journal.Reading(*reading))
+    return [(*_entry(row), histories.get(row["signature"], [])) for row in rows]
+
+
+def _exported(folder: Path) -> list[Path]:
+    found = sorted(folder.glob(f"*{RUNS}"))
+    if not found:
+        raise UserError(f"{folder}: holds no *{RUNS}; allowed is a folder that `study runs export` wrote")
+    return found
+
+
+def _members(runs_dir: Path, sweeps: Sequence[str] | None) -> dict[Place, list[Entry]]:
+    places = tracked.places(runs_dir)
+    found: dict[Place, list[Entry]] = {}
+    for folder in tracked.folders(runs_dir):
+        for entry in places.get(folder.name) or [tracked.lone(folder.name, tracked.params(folder))]:
+            if not entry.removed:
+                found.setdefault(entry.place, []).append(entry)
+    if sweeps is None:
+        found = {place: entries for place, entries in found.items() if place.sweep != tracked.LONE}
+        if not found:
+            raise UserError(f"{runs_dir}: holds no run of a submitted sweep; allowed is a folder of runs")
+        return found
+    for name in sweeps:
+        if not any(name in {place.name, place.sweep} for place in found):
+            have = ", ".join(sorted(place.name for place in found)) or "none yet"
+            raise UserError(f"{runs_dir}: sweep = {name}: allowed is {have}")
+    return {place: entries for place, entries in found.items() if {place.name, place.sweep} & set(sweeps)}
+
+
+def _row(entry: Entry, known: Facts) -> dict[str, Any]:
+    place = entry.place
+    return {
+        "sweep": place.sweep,
+        "scale": place.scale,
+        "title": place.title,
+        "description": place.description,
+        "axes": json.dumps(place.axes, ensure_ascii=False),
+        "metric": place.metric,
+        "signature": entry.signature,
+        "name": entry.name,
+        "labels": json.dumps(entry.labels, ensure_ascii=False),
+        "seed": entry.seed,
+        "floor": entry.floor,
+        "state": known.state,
+        "attempt": known.attempt,
+        "steps": known.steps,
+        "train_seconds": known.train_seconds,
+        "threads": known.threads,
+        "started_ms": known.started_ms,
+        "ended_ms": known.ended_ms,
+        "params": json.dumps(known.params, ensure_ascii=False),
+        "tags": json.dumps(known.tags, sort_keys=True, ensure_ascii=False),
+        "final": json.dumps(known.final, sort_keys=True),
+    }
+
+
+def _entry(row: dict[str, Any]) -> tuple[Entry, Facts]:
+    place = Place(
+        row["sweep"], row["scale"], row["title"], row["description"], tuple(json.loads(row["axes"])), row["metric"]
+    )
+    entry = Entry(place, row["signature"], row["name"], json.loads(row["labels"]), row["seed"], row["floor"])
+    known = Facts(
+        row["signature"],
+        row["state"],
+        row["attempt"],
+        row["steps"],
+        row["started_ms"],
+        row["ended_ms"],
+        row["train_seconds"],
+        row["threads"],
+        json.loads(row["params"]),
+        json.loads(row["tags"]),
+        json.loads(row["final"]),
+    )
+    return entry, known
+
+
+def _write(path: Path, table: "pa.Table") -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if path.exists() and _same(pq.read_table(path), table):
+            return
+    except (pa.ArrowInvalid, OSError):
+        pass  # damaged: written again
+    sink = pa.BufferOutputStream()
+    numbers = {"step": "DELTA_BINARY_PACKED", "time_ms": "DELTA_BINARY_PACKED", "value": "BYTE_STREAM_SPLIT"}
+    encodings = {name: encoding for name, encoding in numbers.items() if name in table.column_names}
+    pq.write_table(
+        table,
+        sink,
+        version="2.6",
+        compression="zstd",
+        compression_level=9,
+        use_dictionary=[name for name in table.column_names if name not in numbers],
+        column_encoding=encodings or None,
+        row_group_size=2**20,
+        store_schema=False,
+    )
+    files.write_atomic(path, sink.getvalue().to_pybytes())
+
+
+def _same(before: "pa.Table", after: "pa.Table") -> bool:
+    """Equal in every bit, NaN included."""
+    import pyarrow as pa
+
+    def bits(table: "pa.Table") -> "Iterable[pa.ChunkedArray]":
+        for column in table.columns:
+            whole = column.combine_chunks()
+            yield whole.view(pa.int64()) if pa.types.is_float64(whole.type) else whole
+
+    if before.schema.names != after.schema.names or before.num_rows != after.num_rows:
+        return False
+    return all(one.equals(other) for one, other in zip(bits(before), bits(after), strict=True))
+
+
+def _read(path: Path, schema: "pa.Schema") -> "pa.Table":
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(path, columns=schema.names).cast(schema)
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: cannot be read ({reason}); allowed is what `study runs export` wrote") from None
