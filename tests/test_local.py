@@ -21,7 +21,7 @@ from study.sweep.grid import Sweep, load
 from study.sweep.local import Options
 
 TESTS = Path(__file__).parent
-FAKE = (sys.executable, str(TESTS / "fake_trainer.py"))
+FAKE = (sys.executable, str(TESTS / "pool_trainer.py"))
 TWO = "axes: {m: [0, 0.5]}\n"
 THREE = "axes: {m: [0, 0.5, 0.9]}\n"
 LAUNCHER = """

@@ -1,6 +1,6 @@
 """Stands in for ``study train`` in the tests of the pool: the real lock and status, no torch, and faults on demand.
 
-``python fake_trainer.py CONFIG --runs-dir DIR --threads N``; DIR/faults.json is {point's m: fault}. It notes each
+``python pool_trainer.py CONFIG --runs-dir DIR --threads N``; DIR/faults.json is {point's m: fault}. It notes each
 training in DIR/trained.jsonl.
 """
 
