@@ -41,7 +41,7 @@ def equal(a: Batch, b: Batch) -> bool:
     return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("index", "x_q", "x_k"))
 
 
-def test_a_batch_is_the_same_in_any_order_and_in_another_process_of_the_run() -> None:
+def test_a_batch_is_the_same_in_any_order_and_from_another_stream() -> None:
     one, other = stream(), stream()
     forwards = [one.at(step) for step in range(one.steps)]
     backwards = [other.at(step) for step in reversed(range(other.steps))][::-1]
@@ -88,7 +88,7 @@ def test_an_epoch_sees_no_image_twice_and_drops_only_the_short_batch(n: int, bat
     steps = range(epoch * some.steps_per_epoch, (epoch + 1) * some.steps_per_epoch)
     seen = torch.cat([some.index(step) for step in steps])
     assert len(seen) == n - n % batch == len(seen.unique())
-    assert 0 <= seen.min() and seen.max() < n
+    assert seen.min() >= 0 and seen.max() < n
 
 
 def test_the_bank_keeps_the_short_batch() -> None:
