@@ -106,7 +106,7 @@ def load(folder: Path) -> "tuple[pd.DataFrame, pd.DataFrame]":
     import pyarrow as pa
 
     tables: list[list[pa.Table]] = [[], []]
-    for path in _exported(folder):
+    for path in exported(folder):
         for kind, suffix in enumerate((RUNS, METRICS)):
             tables[kind].append(_read(path.with_name(path.name.removesuffix(RUNS) + suffix), _schemas()[kind]))
     runs, metrics = (pa.concat_tables(parts).to_pandas() for parts in tables)
@@ -130,7 +130,12 @@ def read(path: Path) -> list[tuple[Entry, Facts, list[journal.Reading]]]:
     return [(*_entry(row), histories.get(row["signature"], [])) for row in rows]
 
 
-def _exported(folder: Path) -> list[Path]:
+def exported(folder: Path) -> list[Path]:
+    """The ``….runs.parquet`` files of a folder, sorted.
+
+    Raises:
+        UserError: there are none.
+    """
     found = sorted(folder.glob(f"*{RUNS}"))
     if not found:
         raise UserError(f"{folder}: holds no *{RUNS}; allowed is a folder that `study runs export` wrote")

@@ -14,8 +14,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,8 +31,6 @@ ARTIFACTS = ("config.yaml", "provenance.json", provenance.DIFF, "traceback.txt",
 INTERVAL_S = 5.0
 LONGEST_INTERVAL_S = 60.0
 STOP_S = 600.0
-SILENT_S = 3600.0
-"""A tracked run without a folder here that claims to run but had no news for so long is dead."""
 
 
 @dataclass

@@ -5,6 +5,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -122,10 +123,8 @@ class Tracker:
         if found is None:
             location = (self.artifacts / place.name).as_uri() if self.artifacts else None
             tags = wanted | {STORE: uuid.uuid4().hex}
-            try:
+            with suppress(Refused):  # another machine's writer was faster
                 self._call(self._client.create_experiment, place.name, location, tags, repeat=False)
-            except Refused:
-                pass  # another machine's writer was faster
             found = self._call(self._client.get_experiment_by_name, place.name)
         elif found.lifecycle_stage == "deleted":
             self._call(self._client.restore_experiment, found.experiment_id)
@@ -137,6 +136,17 @@ class Tracker:
         made = Experiment(found.experiment_id, wanted.get(STORE) or found.tags[STORE])
         self._experiments[place.name] = made
         return made
+
+    def experiments(self) -> list[Experiment]:
+        """All experiments that are of this program's making."""
+        found: list[Experiment] = []
+        token = None
+        while True:
+            page = self._call(self._client.search_experiments, max_results=BATCH, page_token=token)
+            found += [Experiment(one.experiment_id, one.tags[STORE]) for one in page if STORE in one.tags]
+            token = page.token
+            if not token:
+                return found
 
     # ------------------------------------------------------------------------------------------------------- runs
 

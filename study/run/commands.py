@@ -1,0 +1,228 @@
+"""`study runs`: look at runs, carry them to MLflow and to files, and browse them."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+EPILOG = """\
+A run's folder is the truth; MLflow shows it and can be rebuilt from it at any time; exported files are what is committed.
+
+  study runs list                          what there is
+  study runs show 3f2a                     one run, by the beginning of its signature
+  study runs sync                          bring MLflow up to date (`--watch`: and keep it so)
+  study runs export                        write results/runs/*.parquet
+  study runs ui                            browse in MLflow on this machine
+
+The store is MLFLOW_TRACKING_URI if that is set, else sqlite in the folder of runs."""
+
+SYNC = """\
+Idempotent: sync as often as you like. What a kill or a dead server interrupted is sent by the next sync.
+
+  study runs sync --watch                  on a login node, while a cluster works; Ctrl-C ends it after a last pass
+  study runs sync --from /archive/runs     the runs of another folder, into this folder's store
+  study runs sync --uri http://host:5000   into another store
+
+Exit code 1 if the store could not be served or a run could not be read."""
+
+RECONCILE = """\
+After any accident: compares every point of every run with the store, sends what is missing, makes runs that hold
+superseded values anew, merges doubles (the complete one stays), and ends tracked runs that claim to run but are dead."""
+
+
+def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add ``study runs``."""
+    runs = _add(
+        subparsers, "runs", "look at runs; MLflow; export and import", "Runs: on disk, in MLflow, in files.", EPILOG
+    )
+    verbs = runs.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    verb = _add(verbs, "list", "what runs there are", "A line a run; exported runs if the folder holds none.", EPILOG)
+    _source(verb)
+    verb.add_argument("--state", metavar="S", help="only runs in this state, such as failed")
+    verb.set_defaults(func=list_command)
+
+    verb = _add(verbs, "show", "all about one run", "Config, state, results, origin and history of a run.", EPILOG)
+    verb.add_argument("run", metavar="RUN", help="its signature, or the beginning of it")
+    _source(verb)
+    verb.set_defaults(func=show_command)
+
+    verb = _add(verbs, "export", "runs as canonical parquet files", "Write runs as files to commit.", EPILOG)
+    _runs_dir(verb)
+    verb.add_argument(
+        "sweeps", nargs="*", metavar="SWEEP", help="momentum, momentum-quick, train, … (default: all sweeps)"
+    )
+    verb.add_argument("--out", type=Path, default=Path("results/runs"), metavar="DIR", help="default: results/runs")
+    verb.set_defaults(func=export_command)
+
+    verb = _add(verbs, "import", "exported runs into MLflow", "Fill a store from files; twice changes nothing.", EPILOG)
+    _runs_dir(verb)
+    verb.add_argument(
+        "files", nargs="?", type=Path, default=Path("results/runs"), metavar="DIR", help="default: results/runs"
+    )
+    _store(verb)
+    verb.set_defaults(func=import_command)
+
+    verb = _add(verbs, "sync", "bring MLflow up to date", "Show in MLflow what the runs' folders say.", SYNC)
+    _runs_dir(verb)
+    verb.add_argument("--from", dest="source", type=Path, metavar="DIR", help="read runs here (default: --runs-dir)")
+    verb.add_argument("--watch", action="store_true", help="go on until Ctrl-C")
+    verb.add_argument("--interval", type=_seconds, default=5.0, metavar="S", help="seconds between passes (default: 5)")
+    _store(verb)
+    verb.set_defaults(func=sync_command)
+
+    verb = _add(verbs, "reconcile", "mend a store after an accident", "Make MLflow say what is true.", RECONCILE)
+    _runs_dir(verb)
+    _store(verb)
+    verb.set_defaults(func=reconcile_command)
+
+    verb = _add(verbs, "ui", "browse the runs in MLflow", "Serve MLflow on this machine with all runs in it.", EPILOG)
+    _runs_dir(verb)
+    verb.add_argument(
+        "--files", type=Path, default=Path("results/runs"), metavar="DIR", help="exported runs to show, too"
+    )
+    verb.add_argument("--port", type=int, default=5000, metavar="N", help="first port to try (default: 5000)")
+    verb.set_defaults(func=ui_command)
+
+
+def list_command(arguments: argparse.Namespace) -> int:
+    """Print a table or JSON of runs."""
+    from study.run import listing
+
+    runs = listing.runs(arguments.runs_dir, arguments.files)
+    if arguments.state:
+        runs = [run for run in runs if run["state"] == arguments.state]
+    _print(arguments.json, runs, listing.table)
+    return 0
+
+
+def show_command(arguments: argparse.Namespace) -> int:
+    """Print one run."""
+    from study.run import listing
+
+    _print(arguments.json, listing.one(arguments.run, arguments.runs_dir, arguments.files), listing.page)
+    return 0
+
+
+def export_command(arguments: argparse.Namespace) -> int:
+    """Write parquet files."""
+    from study.run.export import export
+
+    for path in export(arguments.runs_dir, arguments.out, arguments.sweeps or None):
+        print(path)
+    return 0
+
+
+def import_command(arguments: argparse.Namespace) -> int:
+    """Fill a store from exported files."""
+    from study.run import imports, store
+
+    return _report(arguments, imports.fill(arguments.files, store.resolve(arguments.runs_dir, arguments.uri)))
+
+
+def sync_command(arguments: argparse.Namespace) -> int:
+    """Mirror run folders, once or until interrupted."""
+    import threading
+
+    from study.run import store
+    from study.run.mirror import Mirror
+
+    source = arguments.source or arguments.runs_dir
+    mirror = Mirror(_folder(source), arguments.uri, into=arguments.runs_dir)
+    store.check(mirror.store)
+    if not arguments.watch:
+        return _report(arguments, mirror.sync())
+    from signal import SIGINT, SIGTERM, signal
+
+    stop = threading.Event()
+    for number in (SIGINT, SIGTERM):
+        signal(number, lambda *_: stop.set())
+    print(f"mirroring {source} to {mirror.store.uri}; Ctrl-C ends after a last pass", file=sys.stderr)
+    return _report(arguments, mirror.watch(stop, arguments.interval))
+
+
+def reconcile_command(arguments: argparse.Namespace) -> int:
+    """Mend a store."""
+    from study.run import store
+    from study.run.mirror import Mirror
+    from study.run.reconcile import reconcile
+
+    mirror = Mirror(arguments.runs_dir, arguments.uri)
+    store.check(mirror.store)
+    return _report(arguments, reconcile(mirror))
+
+
+def ui_command(arguments: argparse.Namespace) -> int:
+    """Serve MLflow until interrupted."""
+    from study.run.ui import serve
+
+    return serve(arguments.runs_dir, arguments.files, arguments.port)
+
+
+def _report(arguments: argparse.Namespace, report: Any) -> int:
+    if arguments.json:
+        print(report.json())
+    else:
+        print(report)
+    for problem in [*report.problems, *([report.error] if report.error else [])]:
+        print(f"study: {problem}", file=sys.stderr)
+    return 0 if report.complete else 1
+
+
+def _print(as_json: bool, content: Any, render: Any) -> None:
+    if as_json:
+        print(json.dumps(content, indent=1))
+        return
+    from rich.console import Console
+
+    console = Console()
+    console.print(render(content, console.width))
+
+
+def _folder(path: Path) -> Path:
+    from study.errors import UserError
+
+    if not path.is_dir():
+        raise UserError(f"command line: {path}: no such folder; allowed is a folder of runs")
+    return path
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 3600:
+        raise ValueError
+    return value
+
+
+def _source(parser: argparse.ArgumentParser) -> None:
+    _runs_dir(parser)
+    parser.add_argument(
+        "--files", type=Path, default=Path("results/runs"), metavar="DIR", help="exported runs (default: results/runs)"
+    )
+    parser.add_argument("--json", action="store_true", help="for a program to read")
+
+
+def _runs_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="where runs live (default: runs)"
+    )
+
+
+def _store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--uri", metavar="URI", help="the store (default: MLFLOW_TRACKING_URI, else sqlite beside the runs)"
+    )
+    parser.add_argument("--json", action="store_true", help="for a program to read")
+
+
+def _add(subparsers: Any, name: str, short: str, text: str, epilog: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=short,
+        description=text,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    return parser

@@ -1,0 +1,100 @@
+"""Exported runs into a store: a reader of the committed files browses them as if the runs were here."""
+
+import hashlib
+import json
+from dataclasses import astuple
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from study.run import export, store, tracked
+from study.run.journal import Reading
+from study.run.mirror import SyncReport, tags
+from study.run.tracked import Entry, Facts
+
+if TYPE_CHECKING:
+    from study.run.tracker import Experiment, Known, Tracker
+
+USER = "imported"
+
+
+def fill(folder: Path, target: store.Store) -> SyncReport:
+    """Put all exported runs into a store; a second time changes nothing.
+
+    A run that the mirror has put there from its own folder stands: the folder is the truth.
+
+    Args:
+        folder: what ``study runs export`` wrote.
+        target: as ``store.resolve`` gives it.
+
+    Raises:
+        UserError: no such files, a damaged one, or a store that cannot work.
+    """
+    from study.run.tracker import Refused, Unreachable
+
+    report = SyncReport()
+    files = export.exported(folder)
+    try:
+        with store.opened(target) as tracker:
+            for file in files:
+                runs = export.read(file)
+                experiment = tracker.experiment(runs[0][0].place) if runs else None
+                if experiment is None:
+                    continue
+                held = tracker.runs(experiment)
+                for entry, known, readings in runs:
+                    report.runs += 1
+                    try:
+                        _fill_one(tracker, experiment, entry, known, readings, held.get(entry.signature, []), report)
+                    except Refused as error:
+                        report.problems.append(f"{file}: {entry.signature}: {error}")
+    except (Unreachable, Refused, store.Busy) as error:
+        report.error = target.fault(str(error)).args[0]
+    return report
+
+
+def _fill_one(
+    tracker: "Tracker",
+    experiment: "Experiment",
+    entry: Entry,
+    known: Facts,
+    readings: list[Reading],
+    held: "list[Known]",
+    report: SyncReport,
+) -> None:
+    from study.run.tracker import CONTENT, IMPORT, same
+
+    if known.started_ms is None:
+        return
+    content = _digest(entry, known, readings)
+    own = any(run.origin != IMPORT for run in held)
+    imported = sorted((run for run in held if run.origin == IMPORT), key=lambda run: run.content != content)
+    keep = imported[0] if imported and not own and imported[0].started_ms == known.started_ms else None
+    for run in imported:
+        if run is not keep:
+            tracker.delete(run.id)
+            report.removed += 1
+    if own or (keep is not None and keep.content == content):
+        return
+    wanted = tracked.points(known, readings)
+    missing, clean = same(wanted, tracker.history(keep.id)) if keep else (wanted, True)
+    if keep is not None and not clean:
+        tracker.delete(keep.id)
+        report.removed += 1
+        keep, missing = None, wanted
+    if keep is None:
+        run_id = tracker.create(experiment, entry.signature, entry.name, known.started_ms, IMPORT, USER)
+        report.created += 1
+        tracker.dataset(run_id, known)
+    else:
+        run_id = keep.id
+        report.updated += 1
+    tracker.describe(run_id, known.params, tags(known, entry) | {"mlflow.user": USER})
+    tracker.log(run_id, missing)
+    report.points += len(missing)
+    tracker.state(run_id, known.state, known.ended_ms)
+    tracker.describe(run_id, {}, {CONTENT: content})  # last: what a kill leaves unfinished is taken up again
+
+
+def _digest(entry: Entry, known: Facts, readings: list[Reading]) -> str:
+    whole = json.dumps([entry.name, dict(entry.labels), entry.floor, astuple(known), readings], sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]

@@ -1,0 +1,196 @@
+"""Runs as a person or a program reads them: from their folders, or from exported files where there are none."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from study.errors import UserError
+from study.run import journal, provenance, status, tracked
+from study.run.tracked import Entry, Facts
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+STYLES = {"finished": "green", "running": "cyan", "failed": "red", "killed": "yellow", "scheduled": "blue"}
+
+
+def runs(runs_dir: Path, files: Path) -> list[dict[str, Any]]:
+    """One summary a run and sweep, sorted by sweep and name.
+
+    Raises:
+        UserError: neither run folders nor exported runs, or a damaged one.
+    """
+    found = [_summary(entry, known, str(folder)) for folder, entry, known in _here(runs_dir)]
+    if not found:
+        found = [_summary(entry, known, str(file)) for file, entry, known, _ in _exported(runs_dir, files)]
+    return sorted(found, key=lambda run: (run["sweep"], run["scale"], run["name"], run["signature"]))
+
+
+def one(start: str, runs_dir: Path, files: Path) -> dict[str, Any]:
+    """All about the run whose signature begins with ``start``.
+
+    Raises:
+        UserError: there is no such run, or more than one.
+    """
+    here = [(folder, entry, known) for folder, entry, known in _here(runs_dir) if folder.name.startswith(start)]
+    if here:
+        folder, _, known = here[0]
+        readings = journal.read(folder / "metrics.jsonl")
+        extra = _detail(folder)
+        signatures, entries = {found[0].name for found in here}, [entry for _, entry, _ in here]
+    else:
+        rows = [row for row in _exported(runs_dir, files) if row[1].signature.startswith(start)]
+        if not rows:
+            raise UserError(f"command line: RUN = {start}: no such run; `study runs list` shows what there is")
+        path, _, known, readings = rows[0]
+        extra = {"exported": str(path)}
+        signatures, entries = {row[1].signature for row in rows}, [row[1] for row in rows]
+    if len(signatures) > 1:
+        raise UserError(f"command line: RUN = {start}: allowed is one of {', '.join(sorted(signatures))}")
+    history: dict[str, dict[str, Any]] = {}
+    for reading in sorted(readings, key=lambda reading: reading.step):
+        row = history.setdefault(reading.name, {"points": 0, "first": reading.value})
+        row.update(points=row["points"] + 1, last=reading.value, last_step=reading.step)
+    return {
+        **_summary(entries[0], known, extra.get("exported", "")),
+        **extra,
+        "places": [{"experiment": entry.place.name, "name": entry.name} for entry in entries],
+        "tags": dict(known.tags),
+        "params": dict(known.params),
+        "history": history,
+    }
+
+
+def table(found: list[dict[str, Any]], width: int) -> "RenderableType":
+    """A line a run."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    wide = width >= 100
+    shown.add_column("run", no_wrap=True, style="dim")
+    shown.add_column("sweep", no_wrap=True)
+    shown.add_column("name", overflow="ellipsis", no_wrap=True, ratio=1)
+    shown.add_column("state", no_wrap=True)
+    shown.add_column("step", justify="right", no_wrap=True)
+    shown.add_column("result", no_wrap=True)
+    if wide:
+        shown.add_column("try", justify="right")
+        shown.add_column("minutes", justify="right")
+        shown.add_column("started", no_wrap=True)
+    for run in found:
+        result = f"{run['metric']} {run['result']:.4g}" if run["result"] is not None else ""
+        cells: list[Text | str] = [
+            run["signature"][:8],
+            f"{run['sweep']}-{run['scale']}".rstrip("-"),
+            run["name"],
+            Text(run["state"], STYLES.get(run["state"], "")),
+            f"{run['step']}/{run['steps']}" if run["step"] != run["steps"] else str(run["steps"]),
+            "diverged" if run["diverged"] else result,
+        ]
+        if wide:
+            started = run["started_ms"]
+            cells += [
+                str(run["attempt"]),
+                f"{run['train_seconds'] / 60:.1f}",
+                time.strftime("%F %R", time.localtime(started / 1000)) if started else "",
+            ]
+        shown.add_row(*cells)
+    return shown
+
+
+def page(run: dict[str, Any], width: int) -> "RenderableType":
+    """One run on one page."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Table.grid(padding=(0, 2))
+    head.add_column(style="dim")
+    head.add_column(overflow="fold")
+    rows: list[tuple[str, Any]] = [
+        ("run", run["signature"]),
+        ("name", run["name"]),
+        ("in", ", ".join(place["experiment"] for place in run["places"])),
+        ("state", f"{run['state']}, attempt {run['attempt']}, step {run['step']} of {run['steps']}"),
+        ("error", run.get("error")),
+        ("results", "  ".join(f"{name} {value:.4g}" for name, value in run["final"].items())),
+        ("trained", f"{run['train_seconds']:.0f} s, {run['threads'] or '?'} thread(s)"),
+        ("folder", run["source"]),
+        ("tracked as", ", ".join(run.get("tracked", []))),
+        *((name.removeprefix("study."), value) for name, value in run["tags"].items()),
+    ]
+    for name, value in rows:
+        if value:
+            head.add_row(name, str(value))
+    history = Table("metric", "points", "first", "last", "at step", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, row in run["history"].items():
+        history.add_row(name, str(row["points"]), f"{row['first']:.5g}", f"{row['last']:.5g}", str(row["last_step"]))
+    config = Text("  ".join(f"{name}={tracked.param(value)}" for name, value in run["params"].items()), style="dim")
+    return Group(head, history, config)
+
+
+def _here(runs_dir: Path) -> list[tuple[Path, Entry, Facts]]:
+    places = tracked.places(runs_dir)
+    found = []
+    for folder in tracked.folders(runs_dir):
+        params = tracked.params(folder)
+        known = tracked.facts(folder, params)
+        found += [(folder, entry, known) for entry in places.get(folder.name) or [tracked.lone(folder.name, params)]]
+    return found
+
+
+def _exported(runs_dir: Path, files: Path) -> list[tuple[Path, Entry, Facts, list[journal.Reading]]]:
+    from study.run import export
+
+    try:
+        paths = export.exported(files)
+    except UserError:
+        raise UserError(f"{runs_dir}: no runs, and no exported ones in {files}; `study train` makes one") from None
+    return [(path, *run) for path in paths for run in export.read(path)]
+
+
+def _summary(entry: Entry, known: Facts, source: str) -> dict[str, Any]:
+    metric = entry.place.metric if entry.place.metric in known.final else next(iter(known.final), entry.place.metric)
+    folder = Path(source)
+    live = status.read(folder) if folder.is_dir() else None
+    return {
+        "signature": entry.signature,
+        "sweep": entry.place.sweep,
+        "scale": entry.place.scale,
+        "name": entry.name,
+        "labels": dict(entry.labels),
+        "seed": entry.seed,
+        "floor": entry.floor,
+        "state": known.state,
+        "attempt": known.attempt,
+        "step": live.step if live else known.steps,
+        "steps": known.steps,
+        "metric": metric,
+        "result": known.final.get(metric),
+        "diverged": "diverged" in known.tags,
+        "final": dict(known.final),
+        "train_seconds": known.train_seconds,
+        "threads": known.threads,
+        "started_ms": known.started_ms,
+        "ended_ms": known.ended_ms,
+        "source": source,
+    }
+
+
+def _detail(folder: Path) -> dict[str, Any]:
+    """What only the folder knows."""
+    live = status.read(folder)
+    try:
+        notes = json.loads((folder / "mirror.json").read_bytes())
+    except (OSError, ValueError):
+        notes = {}
+    return {
+        "source": str(folder),
+        "error": live.error if live else None,
+        "attempts": provenance.read(folder).get("attempts", []),
+        "tracked": sorted(note["run_id"] for note in notes.values()),
+    }
