@@ -88,16 +88,25 @@ def test_what_is_saved_is_the_state_at_the_call(tmp_path):
 
 def test_one_tensor_in_two_places_is_kept_once(tmp_path):
     encoder = torch.randn(1000, 50)
-    copy = checkpoint.clone({"f_q": encoder, "f_k": encoder.detach(), "row": encoder[0], "first": encoder[:, 0]})
+    square = encoder[:50]
+    copy = checkpoint.clone(
+        {"f_q": encoder, "f_k": encoder.detach(), "row": encoder[0], "square": square, "turned": square.T}
+    )
     assert copy["f_q"] is copy["f_k"]
     assert copy["f_q"].data_ptr() != encoder.data_ptr()
     assert torch.equal(copy["row"], encoder[0])
-    assert torch.equal(copy["first"], encoder[:, 0])
+    assert torch.equal(copy["square"], square)
+    assert torch.equal(copy["turned"], square.T)
 
 
 def test_the_newest_two_are_kept(tmp_path):
     assert [path.name[:9] for path in write(tmp_path, 3, 6, 9, 12)] == ["000000009", "000000012"]
     assert_holds(checkpoint.latest(tmp_path, RUN, quiet), 12)
+
+
+def test_a_writer_that_was_not_asked_for_the_latest_keeps_the_one_before(tmp_path):
+    write(tmp_path, 3, 6)
+    assert [path.name[:9] for path in write(tmp_path, 9)] == ["000000006", "000000009"]
 
 
 def test_no_checkpoint_is_none(tmp_path):

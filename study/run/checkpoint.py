@@ -44,9 +44,9 @@ def latest(folder: Path, signature: str, warn: Callable[[str], None]) -> tuple[i
 
 
 def _newest(folder: Path, signature: str, warn: Callable[[str], None]) -> tuple[Path, int, State] | None:
-    ours = sorted((path for path in folder.glob("*.pt") if _NAME.match(path.name)), reverse=True, key=_step)
+    ours = _ours(folder)
     others = sorted({*folder.glob("*.pt"), *folder.glob("*.pth"), *folder.glob("*.pth.tar")} - set(ours))
-    for path in [*ours, *others]:
+    for path in [*reversed(ours), *others]:
         try:
             return path, *load(path, signature)
         except FileNotFoundError:  # its run has just replaced it
@@ -60,8 +60,11 @@ def _line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def _step(path: Path) -> int:
-    return int(path.name.split("-")[0])
+def _ours(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, oldest first."""
+    return sorted(
+        (path for path in folder.glob("*.pt") if _NAME.match(path.name)), key=lambda path: int(path.name.split("-")[0])
+    )
 
 
 def load(path: Path, signature: str) -> tuple[int, State]:
@@ -124,7 +127,7 @@ class Checkpoints:
     ) -> None:
         self.folder, self.signature = folder, signature
         self._warn, self._before = warn, before
-        self._kept: list[Path] = []
+        self._kept = _ours(folder)[-KEPT:]
         self._waiting: tuple[int, State] | None = None
         self._busy = self._closing = False
         self._error: Exception | None = None
@@ -133,11 +136,11 @@ class Checkpoints:
         self._thread.start()
 
     def latest(self) -> tuple[int, State] | None:
-        """As the function; what it finds is kept until two newer ones are written."""
+        """As the function; what it finds stays until the next is verified, what it passed over does not."""
         found = _newest(self.folder, self.signature, self._warn)
         if found is None:
             return None
-        self._kept = [found[0]]
+        self._kept = [*(path for path in self._kept if path.name < found[0].name), found[0]][-KEPT:]
         return found[1:]
 
     def save(self, step: int, state: State) -> None:
@@ -205,6 +208,7 @@ class Checkpoints:
             torch.cuda.synchronize()  # the clones were made on the training thread's stream
         temp = files.temporary(self.folder / f"{step:09d}.pt")
         with files.storage(self.folder):
+            self._prune()
             try:
                 with temp.open("xb") as file:
                     hashing = _Hashing(file)
@@ -224,9 +228,12 @@ class Checkpoints:
                 raise
             files.sync_folder(self.folder)
             self._kept = [*(kept for kept in self._kept if kept != path), path][-KEPT:]
-            for old in self.folder.glob("*.pt"):
-                if _NAME.match(old.name) and old not in self._kept:
-                    old.unlink(missing_ok=True)
+            self._prune()
+
+    def _prune(self) -> None:
+        for path in _ours(self.folder):
+            if path not in self._kept:
+                path.unlink(missing_ok=True)
 
 
 class _Hashing:

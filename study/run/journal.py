@@ -72,6 +72,10 @@ def _parse(lines: Iterable[bytes], path: Path) -> Iterator[Reading]:
 class Journal:
     """The one writer of a journal.
 
+    Attributes:
+        first: the step that this attempt continues from. What the file holds from there on may come again; it is
+            compared with, and must fit in memory. Set it before the first ``log``.
+
     Times never run backwards: they advance by the monotonic clock from the wall time at opening, or from the last
     time in the file if the wall clock has been set back behind it.
 
@@ -80,7 +84,7 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.first = path, 0
         with files.storage(path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             last_ms = self._mend()
@@ -172,7 +176,7 @@ class Journal:
         while self._pending:
             step, time_ms, metrics = self._pending.popleft()
             if self._known is None:
-                self._known = self._replayed(step)
+                self._known = self._replayed()
             new = {name: value for name, value in metrics.items() if self._known.pop((step, name), "") != repr(value)}
             if new:
                 lines.append(json.dumps({"step": step, "time_ms": time_ms, "metrics": new}, separators=(",", ":")))
@@ -180,11 +184,11 @@ class Journal:
         while content:
             content = content[os.write(self._descriptor, content) :]
 
-    def _replayed(self, first: int) -> dict[tuple[int, str], str]:
-        """What the file already holds from the first step of this attempt on: all that can come again."""
+    def _replayed(self) -> dict[tuple[int, str], str]:
+        """What the file already holds of the steps that this attempt runs again."""
         with self.path.open("rb") as file:
             return {
                 (reading.step, reading.name): repr(reading.value)
                 for reading in _parse(file, self.path)
-                if reading.step >= first
+                if reading.step >= self.first
             }

@@ -80,7 +80,7 @@ class Lock:
         """
         newer = self._at(int(self._path.name) + 1)
         if newer.exists() or not self._path.exists():
-            raise RunLocked(self.run, _holder(newer))
+            raise RunLocked(self.run, holder(self.run))
         os.utime(self._descriptor)
 
     def release(self) -> None:

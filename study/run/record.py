@@ -12,6 +12,7 @@ the lock and the log. Three threads write it (journal, checkpoint, heartbeat), s
 the disk; what they meet is raised by the next call.
 """
 
+import os
 import sys
 import threading
 import time
@@ -128,9 +129,10 @@ class RunRecord:
 
     def latest(self) -> tuple[int, "State"] | None:
         """Step and state (on the CPU) of the newest whole checkpoint, None without one; a damaged one is noted."""
-        found = self._writing.checkpoints.latest()
+        writers = self._writing
+        found = writers.checkpoints.latest()
         if found is not None:
-            self._status.step = found[0]
+            self._status.step = writers.journal.first = found[0]
         return found
 
     def save(self, step: int, state: "State") -> None:
@@ -182,6 +184,8 @@ class RunRecord:
         """Say something to who watches, and keep it in log.txt."""
         print(f"{self.dir.name}: {line}", file=sys.stderr, flush=True)
         with suppress(OSError), (self.dir / "log.txt").open("a", encoding="utf-8") as file:
+            if os.path.samestat(os.fstat(file.fileno()), os.fstat(2)):
+                return  # the launcher already keeps there what is printed
             file.write(f"{time.strftime('%F %T')} attempt {self.attempt}: {line}\n")
 
     def finish(self, final: Mapping[str, float]) -> None:
