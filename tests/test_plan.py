@@ -173,6 +173,17 @@ def test_dry_run_shows_what_would_run_and_makes_nothing(tmp_path: Path, capsys: 
     assert not runs.exists()
 
 
+def test_a_tracking_store_that_cannot_work_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///tmp/mlruns")
+    path, runs = write(tmp_path, M), tmp_path / "runs"
+    arguments = command("submit", str(path), "--scale", "tiny", "--runs-dir", str(runs))
+    with pytest.raises(UserError, match="MLFLOW_TRACKING_URI = file"):
+        arguments.func(arguments)
+    assert not runs.exists()
+
+
 def test_plan_and_status_are_json_for_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, runs = write(tmp_path, M), tmp_path / "runs"
     found = load(path, "tiny")

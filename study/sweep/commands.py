@@ -91,7 +91,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     submit.add_argument("--wait", action="store_true", help="stay until every point is done, also those in other hands")
     submit.add_argument("--yes", action="store_true", help="do not ask before a large submission to Slurm")
     submit.add_argument("--threads", type=_positive, metavar="N", help="local: threads a point (default: 1)")
-    submit.add_argument("--no-mirror", action="store_true", help="local: do not log to MLflow meanwhile")
+    submit.add_argument("--no-mirror", action="store_true", help="do not log to MLflow")
     submit.set_defaults(func=submit_command)
 
     text = "One table: what each point is doing, its speed, the time left, and why it failed."
@@ -184,12 +184,15 @@ def plan_command(arguments: argparse.Namespace) -> int:
 
 def submit_command(arguments: argparse.Namespace) -> int:
     """``study sweep submit``."""
+    from study.run import store
     from study.sweep import launch, record
 
     sweep = _load(arguments)
     plan = _plan(sweep, arguments)
     _show(plan, arguments)
     if not arguments.dry_run:
+        if not arguments.no_mirror:
+            store.check(store.resolve(arguments.runs_dir), arguments.cluster)
         record.write(sweep, arguments.runs_dir)
     if arguments.cluster == "slurm":
         from study.sweep import slurm

@@ -1,13 +1,14 @@
 """One launch of a pool on this machine: the mirror beside it, the summary after it, and how to stop it from outside."""
 
 import fcntl
+import importlib.util
 import os
 import signal
 import socket
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from study.run import files, lock
 from study.sweep import plan as plans
@@ -15,9 +16,8 @@ from study.sweep.local import Options, Pool
 from study.sweep.plan import Plan
 from study.sweep.progress import Progress
 
-
-class Mirror(Protocol):
-    def stop(self) -> object: ...
+if TYPE_CHECKING:
+    from study.run.mirror import Beside
 
 
 def launch(plan: Plan, runs_dir: Path, options: Options, *, mirror: bool = True) -> int:
@@ -40,10 +40,12 @@ def launch(plan: Plan, runs_dir: Path, options: Options, *, mirror: bool = True)
         pool = Pool(plan, runs_dir, options, show)
         try:
             code = pool.run()
+            _summary(pool, show)
         finally:
             if beside is not None:
-                beside.stop()
-        _summary(pool, show)
+                show.say("logging the rest to MLflow")
+                if (report := beside.stop()).error:
+                    show.say(f"MLflow: {report.error}")
     return code
 
 
@@ -66,14 +68,13 @@ def _gpus() -> tuple[str, ...]:
     return tuple(str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*")))))
 
 
-def _mirror(runs_dir: Path, show: Progress) -> Mirror | None:
-    try:
-        from study.run.mirror import start_mirror
-    except ModuleNotFoundError as error:
-        show.say(f"not logged to MLflow: {error.name} is not installed; `study runs sync` does it later")
+def _mirror(runs_dir: Path, show: Progress) -> "Beside | None":
+    if importlib.util.find_spec("mlflow") is None:
+        show.say("not logged to MLflow, which is not installed; `study runs sync` does it later")
         return None
-    mirror: Mirror = start_mirror(runs_dir)
-    return mirror
+    from study.run.mirror import start_mirror
+
+    return start_mirror(runs_dir)
 
 
 def _summary(pool: Pool, show: Progress) -> None:

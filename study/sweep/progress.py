@@ -93,7 +93,8 @@ class Progress:
 def _columns(row: Row) -> tuple[str, str, str]:
     known = row.status
     if known is None or known.state != "running" or not known.steps:
-        return "starting", "", ""
+        phase = known.phase if known and known.state == "running" else None
+        return phase or "starting", "", ""
     left = left_seconds(row)
     speed = f"{known.images_per_s:,.0f} images/s" if known.images_per_s else ""
     return progress(known), speed, f"{duration(left)} left" if left is not None else ""
