@@ -74,14 +74,15 @@ def histories(point: Point, steps: int, every: int) -> dict[str, tuple[np.ndarra
     }
     reading = np.arange(every, steps + 1, every)
     reach = max(1, config.K // config.optimiser.batch)
-    for fraction in (0, 0.125, 0.25, 0.5, 1.0):
-        age = max(0, round(fraction * reach) - (fraction > 0))
+    for age in sorted({round(reach ** (i / 4)) for i in range(5)}):
         drift = (1 - m) * age * {"bank": 6.0}.get(config.dictionary.kind, 1.0)
         cosine = np.exp(-0.25 * drift / (1 + 0.2 * drift)) - 0.01 + 0.003 * noise.standard_normal(len(reading))
         found[f"consistency/cosine_age_{age}"] = (reading, cosine)
-    found["consistency/cosine_oldest"] = found[f"consistency/cosine_age_{max(reach - 1, 0)}"]
+    found["consistency/cosine_oldest"] = found[f"consistency/cosine_age_{reach}"]
     found["consistency/theta_distance"] = (reading, np.full(len(reading), 0.1 * m))
-    found["knn"] = (step[-1:], np.array([score(point)["knn"]]))
+    count = config.optimiser.epochs // config.evaluation.every_epochs if config.evaluation.every_epochs else 1
+    at = np.linspace(0, steps, count + 1)[1:].astype(np.int64)
+    found["knn"] = (at, score(point)["knn"] - 0.1 * np.exp(-4 * at / steps) + 0.1 * math.exp(-4))
     return found
 
 

@@ -12,9 +12,10 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, MaxNLocator
 
 from study.report import metrics
-from study.report.load import CURVES, OLDEST, Arm, Label, SweepRuns, show
+from study.report.load import CURVES, OLDEST, Arm, Label, SweepRuns, named, show
 from study.report.style import COLOURS, INK, MARKERS, MUTED, RC, finish, label_end
 from study.report.tables import paper_value
 
@@ -89,27 +90,19 @@ def _against_lag(sweep: SweepRuns) -> Drawn:
     ours.set(ylabel="top-1 (%)", title=f"Here: {_setting(sweep)}")
 
     paper = [(row["m"], row["value"]) for row in sweep.paper]
-    numbers = [(m, value) for m, value in paper if isinstance(value, int | float)]
+    numbers = [(m, value) for m, value in paper if _number(value)]
     if numbers:
         theirs.plot([_lag(m) for m, _ in numbers], [value for _, value in numbers], color=INK, marker="D")
         middle = (min(value for _, value in numbers) + max(value for _, value in numbers)) / 2
         theirs.set_ylim(middle - span * 0.75, middle + span * 0.25)
     for m, value in paper:
-        if not isinstance(value, int | float):
-            theirs.plot(_lag(m), 0.06, marker="x", color=COLOURS[0], transform=theirs.get_xaxis_transform())
-            theirs.annotate(
-                str(value),
-                (_lag(m), 0.06),
-                xycoords=("data", "axes fraction"),
-                xytext=(7, 0),
-                textcoords="offset points",
-                va="center",
-                color=COLOURS[0],
-            )
+        if not _number(value):
+            _no_number(theirs, _lag(m), str(value))
     theirs.set(ylabel="linear probe, top-1 (%)", title="Paper: ImageNet, ResNet-50")
     theirs.set_xlim(ours.get_xlim())
     _m_ticks(theirs, arms)
-    text = f"{metric.label} and linear probe: {_reduction(sweep)} Dashed: floors. Both axes span as many points."
+    text = f"{metric.label} and linear probe: {_reduction(sweep)} Dashed: floors."
+    text += " Both panels span the same number of points."
     finish(figure, text)
     return Drawn(
         f"{sweep.name}",
@@ -117,6 +110,20 @@ def _against_lag(sweep: SweepRuns) -> Drawn:
         f"**{sweep.title}.** Accuracy against m, placed at the lag of the key encoder, 1/(1−m) steps; right, the "
         f"paper's linear probe on ImageNet (Section 4.1). {text}",
         f"{metric.label} by m: {_spoken(sweep)}.",
+    )
+
+
+def _no_number(axes: Axes, x: float, text: str) -> None:
+    """A cross at the bottom for an arm of which the paper gives a word, such as “fails”."""
+    axes.plot(x, 0.06, marker="x", color=COLOURS[0], transform=axes.get_xaxis_transform())
+    axes.annotate(
+        text,
+        (x, 0.06),
+        xycoords=("data", "axes fraction"),
+        xytext=(7, 0),
+        textcoords="offset points",
+        va="center",
+        color=COLOURS[0],
     )
 
 
@@ -128,10 +135,9 @@ def _lag(m: Label) -> float:
 
 def _m_ticks(axes: Axes, arms: Sequence[Arm]) -> None:
     values = [float(arm.get("m")) for arm in arms]
-    axes.set_xticks(
-        [_lag(m) for m in values], [f"{show(arm.labels['m'])}\n{_steps(float(arm.get('m')))}" for arm in arms]
-    )
-    axes.set_xlabel("m\nlag of the key encoder, steps")
+    names = [f"{show(arm.labels['m'])}\n{_steps(m)}" for arm, m in zip(arms, values, strict=True)]
+    axes.set_xticks([_lag(m) for m in values], names)
+    axes.set_xlabel("m\n1/(1 − m), lag of the key encoder in steps")
     axes.grid(axis="x", visible=False)
 
 
@@ -159,7 +165,7 @@ def _lines(sweep: SweepRuns) -> Drawn:
         _errorbar(ours, at, points, COLOURS[i % 7], MARKERS[i % 7])
         last = max((j for j, point in enumerate(points) if math.isfinite(point[0])), default=None)
         if last is not None:
-            ends.append((at[last], points[last][0], _arm_text(line, name), COLOURS[i % 7]))
+            ends.append((at[last], points[last][0], named(line, name), COLOURS[i % 7]))
     _floors(sweep, ours)
     metric = metrics.of(sweep.metric)
     ours.set(ylabel=metric.axis, title=f"Here: {_setting(sweep)}")
@@ -178,11 +184,14 @@ def _lines(sweep: SweepRuns) -> Drawn:
             )
             if mine:
                 theirs.plot(*zip(*mine, strict=True), color=COLOURS[i % 7], marker=MARKERS[i % 7])
-                ends.append((*mine[-1], _arm_text(line, name), COLOURS[i % 7]))
+                ends.append((*mine[-1], named(line, name), COLOURS[i % 7]))
         theirs.set(ylabel="linear probe, top-1 (%)", title="Paper: ImageNet, ResNet-50")
         low, high = theirs.get_ylim()
         grown = max(span - (high - low), 0) / 2
         theirs.set_ylim(low - grown, high + grown)
+        for row in paper:
+            if not _number(row["value"]):
+                _no_number(theirs, over.index(row[x]), str(row["value"]))
         for end in ends:
             label_end(theirs, *end)
     text = f"{metric.label}: {_reduction(sweep)}" + (" Dashed: floors." if sweep.floors else "")
@@ -240,10 +249,10 @@ def _dots(sweep: SweepRuns) -> Drawn:
                         fontsize=7.5,
                         color=MUTED,
                     )
-        axes.margins(x=0.18)
+        _widen(axes, 4 if metric.unit else 0.1)
         axes.set(xlabel=_LONG.get(name, metric.axis), ylim=(len(arms) - 0.5, -0.7))
         axes.grid(axis="y", visible=False)
-    panels[0].set_yticks(range(len(arms)), [_row_text(arm) for arm in arms])
+    panels[0].set_yticks(range(len(arms)), [arm.name for arm in arms])
     panels[0].set_title(f"Here: {_setting(sweep)}")
     text = f"{metrics.of(sweep.metric).label}: {_reduction(sweep)}" + (" Dashed: floors." if sweep.floors else "")
     finish(figure, text)
@@ -293,10 +302,11 @@ def _training(sweep: SweepRuns) -> Drawn | None:
                 axes.set_title(_LONG.get(name, metric.axis) if len(groups) == 1 else title)
             if len(groups) > 1 and g == 0:
                 axes.set_ylabel(_LONG.get(name, metric.axis))
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            axes.set_xlim(0, max(sweep.epochs) * 1.03)
             if len(groups) == 1 or i == len(names) - 1:
                 axes.set_xlabel("epoch")
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 6), frameon=False, fontsize=8.5)
+    _legend(figure, grid[0])
     text = f"Mean over the seeds of each arm ({_seeds(sweep)}), each point the mean over 1/120 of the run."
     finish(figure, f"{text} Dotted: the loss of a collapsed encoder.")
     return Drawn(
@@ -316,21 +326,23 @@ def _ageing(sweep: SweepRuns) -> Drawn | None:
         return None
     groups = [(title, [pair for pair in group if pair[1] in arms]) for title, group in _groups(sweep)]
     groups = [(title, group) for title, group in groups if group]
-    figure = Figure(figsize=(WIDTH if len(groups) > 1 else 5.4, 3.1))
+    figure = Figure(figsize=(WIDTH if len(groups) > 1 else 5.6, 3.2))
     panels = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
     for axes, (title, group) in zip(panels, groups, strict=True):
-        ends = []
+        lines = []
         for j, (text, arm) in enumerate(group):
             points = [(age, _mean(values[:, None], arm)[0]) for age, values in ages.items()]
             x, y = np.array([point for point in points if math.isfinite(point[1])]).T
-            axes.plot(x, y, color=COLOURS[j % 7], marker=MARKERS[j % 7], markersize=4)
-            ends.append((x[-1], y[-1], text, COLOURS[j % 7]))
-        axes.set_xscale("symlog", linthresh=1, base=2)
-        axes.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+            axes.plot(x, y, color=COLOURS[j % 7], marker=MARKERS[j % 7], markersize=4, label=text)
+            lines.append((x[-1], y[-1], text, COLOURS[j % 7]))
+        direct = len(groups) == 1 and len({line[0] for line in lines}) == 1
+        for line in lines if direct else ():
+            label_end(axes, *line)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
         axes.set(xlabel="age of the key, steps", title=title if len(groups) > 1 else f"Here: {_setting(sweep)}")
-        axes.set_xlim(0, axes.get_xlim()[1] * 1.2)
-        for end in ends:
-            label_end(axes, *end)
+    if not direct:
+        _legend(figure, panels)
     panels[0].set_ylabel("cosine with the same view\nencoded now")
     text = (
         f"Mean over the seeds of each arm ({_seeds(sweep)}) and over the readings between a quarter and three quarters "
@@ -346,16 +358,22 @@ def _ageing(sweep: SweepRuns) -> Drawn | None:
     )
 
 
+def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
+    """One legend above all panels: each name once, in the order of the panel that has most."""
+    handles, labels = max((axes.get_legend_handles_labels() for axes in panels), key=lambda found: len(found[1]))
+    figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 6), frameon=False, fontsize=8.5)
+
+
 def _groups(sweep: SweepRuns) -> list[tuple[str, list[tuple[str, Arm]]]]:
     """Panels of labelled arms: one panel for one axis, else one a value of the axis that makes the lines."""
     if len(sweep.axes) != 2:
-        return [("", [(_row_text(arm), arm) for arm in sweep.measured])]
+        return [("", [(arm.name, arm) for arm in sweep.measured])]
     line, x = _line_and_x(sweep)
     names = _values([arm.labels.get(line) for arm in sweep.measured], keep_order=True)
     return [
         (
-            _arm_text(line, name),
-            [(_arm_text(x, arm.labels.get(x)), arm) for arm in sweep.measured if arm.labels.get(line) == name],
+            named(line, name),
+            [(named(x, arm.labels.get(x)), arm) for arm in sweep.measured if arm.labels.get(line) == name],
         )
         for name in names
     ]
@@ -377,22 +395,14 @@ def _errorbar(axes: Axes, x: Sequence[float], points: Sequence[tuple[float, floa
 
 
 def _floors(sweep: SweepRuns, axes: Axes) -> None:
-    """What no training, or no encoder, gives: dashed lines with their names at the left."""
+    """What no training, or no encoder, gives: dashed lines with their names at the right edge."""
     factor = metrics.of(sweep.metric).factor
     for floor in sweep.floors:
         values = sweep.values(floor, sweep.metric)
         if len(values):
             height = float(values.mean()) * factor
             axes.axhline(height, color=MUTED, linestyle="--", linewidth=0.9)
-            axes.annotate(
-                f"{floor.name} {height:.1f}",
-                (0, height),
-                xycoords=("axes fraction", "data"),
-                xytext=(3, 2),
-                textcoords="offset points",
-                fontsize=7.5,
-                color=MUTED,
-            )
+            label_end(axes, math.inf, height, f"{floor.name}\n{height:.1f}", MUTED)
 
 
 def _limits(axes: Axes, room: float) -> float:
@@ -402,19 +412,18 @@ def _limits(axes: Axes, room: float) -> float:
     return float(high - low + room)
 
 
+def _widen(axes: Axes, least: float) -> None:
+    """Room for the numbers, and no magnified noise: the axis spans ``least`` or more; a cosine ends at 1."""
+    low, high = axes.get_xlim()
+    room = max((high - low) * 0.15, (least - (high - low)) / 2)
+    axes.set_xlim(low - room, high + room if least > 1 else min(high + room, 1.02))
+
+
 def _values(values: Sequence[Label], keep_order: bool = False) -> list[Label]:
     found: list[Label] = list(dict.fromkeys(value for value in values if value is not None))
     if keep_order or not all(_number(value) for value in found):
         return found
     return sorted(found, key=float)  # type: ignore[arg-type]
-
-
-def _arm_text(axis: str, value: Label) -> str:
-    return f"{axis} {show(value)}" if _number(value) or isinstance(value, bool) else show(value)
-
-
-def _row_text(arm: Arm) -> str:
-    return ", ".join(_arm_text(axis, value) for axis, value in arm.labels.items())
 
 
 def _logged(values: np.ndarray, arm: Arm) -> int:
@@ -434,7 +443,21 @@ def _mean(values: np.ndarray, arm: Arm) -> np.ndarray:
 def _setting(sweep: SweepRuns) -> str:
     """Images and encoder of the sweep's runs."""
     config = next((arm.runs[0].config for arm in sweep.measured if arm.runs), {})
-    return f"{config.get('data.name', '?')}, {config.get('encoder.arch', '?')}"
+    data, arch = str(config.get("data.name", "?")), str(config.get("encoder.arch", "?"))
+    return f"{_NAMES.get(data, data)}, {_NAMES.get(arch, arch)}"
+
+
+_NAMES = {
+    "fashion-mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar10-jpeg": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "stl10": "STL-10",
+    "imagenet": "ImageNet",
+    "tiny": "small ResNet",
+    "resnet18": "ResNet-18",
+    "resnet50": "ResNet-50",
+}
 
 
 def _seeds(sweep: SweepRuns) -> str:

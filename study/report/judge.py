@@ -145,7 +145,7 @@ class _Spread:
 
     def compare(self, threshold: float, signed: Sequence[tuple[_Mean, int]]) -> Comparison:
         """Estimate Σ sign·mean with its interval."""
-        what = " ".join(f"{'−' if sign < 0 else '+'} ({mean.arm})" for mean, sign in signed).removeprefix("+ ")
+        what = " ".join(f"{'−' if sign < 0 else '+'} {_bracketed(mean.arm)}" for mean, sign in signed)
         estimate = sum(sign * mean.mean for mean, sign in signed)
         if self.freedom >= 2:
             from scipy.special import stdtrit  # type: ignore[import-untyped]
@@ -154,7 +154,11 @@ class _Spread:
             interval = f"± is the 95 % t-interval, {self.freedom} degrees of freedom"
         else:
             half, interval = self.noise, "± is the registered noise: one seed"
-        return Comparison(what, estimate, estimate - half, estimate + half, threshold, interval)
+        return Comparison(what.removeprefix("+ "), estimate, estimate - half, estimate + half, threshold, interval)
+
+
+def _bracketed(arm: str) -> str:
+    return f"({arm})" if "=" in arm or "," in arm else arm
 
 
 def _above(each: Comparison) -> Answer:
@@ -179,7 +183,7 @@ def _all(answers: Iterable[Answer]) -> Answer:
 def _sentence(each: Comparison, metric: metrics.Metric, sign: str) -> str:
     d, half = metric.digits, (each.high - each.low) / 2
     margin = f" ± {half:.{d}f}" if half else ""
-    return f"{each.what} = {each.estimate:+.{d}f}{margin}, needed {sign} {each.threshold:.{d}f}"
+    return f"{each.what}: {each.estimate:+.{d}f}{margin}, needed {sign} {each.threshold:.{d}f}"
 
 
 def _rule(claim: Claim, by: float, metric: metrics.Metric) -> str:

@@ -107,7 +107,7 @@ class Arm:
     @property
     def name(self) -> str:
         """Short name for people: the floor's, or what the arm sets."""
-        return self.floor or ", ".join(f"{key} = {show(value)}" for key, value in self.labels.items())
+        return self.floor or ", ".join(named(axis, value) for axis, value in self.labels.items())
 
     @property
     def absent(self) -> str:
@@ -178,6 +178,11 @@ def show(value: Label) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return "–" if value is None else str(value)
+
+
+def named(axis: str, value: Label) -> str:
+    """A label that says what it is: a word speaks for itself, a number needs its axis."""
+    return value if isinstance(value, str) else f"{axis} = {show(value)}"
 
 
 def load(runs: Path, sweeps: Path) -> list[SweepRuns]:

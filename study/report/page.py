@@ -1,4 +1,4 @@
-"""What stands on the page of a scale, in which order: the momentum table and the claims first."""
+"""What stands on the page of a scale, in which order: the first sweep's table and the claims first."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,6 @@ from study.report.document import Block, Code, Grid, Heading, Picture, Text
 from study.report.judge import MEANINGLESS
 from study.report.load import CURVES, SweepRuns
 from study.report.tables import Table
-
-FIRST = "momentum"
 
 _NUMBERS = """\
 Each number is the mean over the seeds of an arm at the last step of its run; nothing is a maximum over a run, and no
@@ -43,22 +41,21 @@ class Section:
 
 
 def blocks(scale: str, sections: Sequence[Section]) -> list[Block]:
-    """The page of one scale."""
-    ordered = sorted(sections, key=lambda section: section.table.sweep.name != FIRST)
+    """The page of one scale, its sections in the order given."""
     return [
         Heading(1, f"Momentum Contrast, reproduced at scale {scale}"),
         *([Text(f"**{MEANINGLESS[scale].capitalize()}.**")] if scale in MEANINGLESS else []),
-        *_opening(ordered[0]),
+        *_opening(sections[0]),
         Heading(2, "Claims"),
         Text(_CLAIMS),
-        _verdicts([verdict for section in ordered for verdict in section.verdicts]),
-        *(block for section in ordered for block in _section(section)),
+        _verdicts([verdict for section in sections for verdict in section.verdicts]),
+        *(block for i, section in enumerate(sections) for block in _section(section, first=i == 0)),
         Heading(2, "How the numbers are made"),
         Text(_NUMBERS),
         Heading(2, "Deviations from the paper"),
         _deviations(scale),
         Heading(2, "Where the runs come from"),
-        *_provenance([section.table.sweep for section in ordered]),
+        *_provenance([section.table.sweep for section in sections]),
     ]
 
 
@@ -78,13 +75,14 @@ def _verdicts(verdicts: Iterable[Verdict]) -> Block:
     return Grid(["", "claim", "in the paper", "because"], rows, 4)
 
 
-def _section(section: Section) -> list[Block]:
+def _section(section: Section, first: bool) -> list[Block]:
     table, sweep = section.table, section.table.sweep
-    first = sweep.name == FIRST
     found: list[Block] = [Heading(2, sweep.title)]
     if sweep.description:
         found.append(Text(sweep.description))
     found += [] if first else [grid(table)]
+    if sweep.paper:
+        found.append(Text(_marks(sweep)))
     missing = tables.missing(table)
     if missing:
         found.append(Text(f"Missing: {'; '.join(missing)}."))
@@ -96,6 +94,18 @@ def _section(section: Section) -> list[Block]:
     if sweep.command:
         found += [Text("Run it again (what is done is not trained twice):"), Code(_again(sweep))]
     return found
+
+
+_MARKS = {"T": "read in its text", "F": "read off a figure", "R": "read in the authors' released code or notes"}
+
+
+def _marks(sweep: SweepRuns) -> str:
+    """How the paper's numbers were read."""
+    read: dict[str, list[str]] = {}
+    for row in sweep.paper:
+        read.setdefault(str(row.get("mark", "")), []).append(str(row["value"]))
+    ways = (f"{_MARKS.get(mark, 'of unstated origin')}: {', '.join(values)}" for mark, values in read.items())
+    return f"The paper's numbers, {'; '.join(ways)}."
 
 
 def _again(sweep: SweepRuns) -> str:
@@ -136,9 +146,7 @@ def _provenance(sweeps: Sequence[SweepRuns]) -> list[Block]:
     header = ["sweep", "runs", "core-hours", "full histories", *_ORIGIN]
     kept = [i for i, _ in enumerate(header) if i < 4 or any(row[i] for row in rows)]
     return [
-        Text(
-            "Each run's config, tags, final values and full histories are in `results/runs/`; this page is made of them."
-        ),
+        Text(_RUNS),
         Grid([header[i] for i in kept], [[row[i] for i in kept] for row in rows], 1),
     ]
 

@@ -1,6 +1,7 @@
 """How figures look, and how they are saved so that the same runs give the same bytes."""
 
 import io
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -76,37 +77,45 @@ _END = "line's end"
 
 
 def label_end(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
-    """Write a line's name at its right end, in data coordinates; `finish` moves the names of one panel apart."""
+    """Write a name to the right of (x, y), in data coordinates; an x of infinity is the right edge. `finish` moves the
+    names at one x apart."""
+    edge = math.isinf(x)
     axes.annotate(
         text,
-        (x, y),
-        xytext=(7, 0),
+        (1 if edge else x, y),
+        xycoords=("axes fraction" if edge else "data", "data"),
+        xytext=(4 if edge else 7, 0),
         textcoords="offset points",
         color=colour,
         va="center",
-        fontsize=8.5,
+        fontsize=7.5 if edge else 8.5,
         annotation_clip=False,
         label=_END,
     )
 
 
 def finish(figure: Figure, note: str) -> None:
-    """Write the note below, fix the layout, and move the names at the lines' ends apart.
+    """Write the note below, fix the layout, and move names that stand above each other apart.
 
     The layout is made once, not once a file format.
     """
-    figure.supxlabel(textwrap.fill(note, 120), x=0.01, ha="left", fontsize=7.5, color=MUTED)
+    width = round(figure.get_figwidth() * 16)
+    figure.supxlabel(textwrap.fill(note, width), x=0.01, ha="left", fontsize=7.5, color=MUTED)
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
     figure.set_layout_engine("none")
     for axes in figure.axes:
         ends = [text for text in axes.texts if isinstance(text, Annotation) and text.get_label() == _END]
-        points = 72 / figure.dpi
-        ends.sort(key=lambda end: (end.xy[1], end.get_text()))
-        natural = [float(axes.transData.transform(end.xy)[1]) * points for end in ends]
-        for end, here, there in zip(ends, natural, spread(natural, 10.5), strict=True):
-            end.set_position((7, there - here))
+        for place in sorted({end.xy[0] for end in ends}):
+            _move_apart(axes, [end for end in ends if end.xy[0] == place], 72 / figure.dpi)
+
+
+def _move_apart(axes: Axes, names: list[Annotation], points: float) -> None:
+    names.sort(key=lambda name: (name.xy[1], name.get_text()))
+    natural = [float(axes.transData.transform((0, name.xy[1]))[1]) * points for name in names]
+    for name, here, there in zip(names, natural, spread(natural, 10.5), strict=True):
+        name.set_position((name.get_position()[0], there - here))
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:

@@ -37,7 +37,8 @@ def write(runs: Path, out: Path, sweeps: Path) -> list[Written]:
         UserError: no runs, or a fault in one of the files.
     """
     registered = claims.read(sweeps / "claims.yaml")
-    found = load.load(runs, sweeps)
+    order = list(dict.fromkeys(claim.sweep for claim in registered.values()))
+    found = sorted(load.load(runs, sweeps), key=lambda sweep: (sweep.scale, _place(order, sweep.name)))
     for name, claim in registered.items():
         if not (sweeps / f"{claim.sweep}.yaml").is_file():
             raise UserError(f"{sweeps / 'claims.yaml'}: {name}.sweep = {claim.sweep}: allowed is a sweep in {sweeps}")
@@ -48,6 +49,11 @@ def write(runs: Path, out: Path, sweeps: Path) -> list[Written]:
         _write_page(scale, sections, folder)
         written += [Written(section.table.sweep, section.table, section.verdicts) for section in sections]
     return written
+
+
+def _place(order: Sequence[str], name: str) -> int:
+    """Sweeps stand in the order of their claims: momentum first; those without claims follow by name."""
+    return order.index(name) if name in order else len(order)
 
 
 def _write_sweep(sweep: SweepRuns, verdicts: Sequence[Verdict], folder: Path) -> Section:
