@@ -59,10 +59,11 @@ def test_counts_are_repeated_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_negative_that_does_not_count_takes_no_part_in_the_accuracy() -> None:
-    q = torch.eye(2)
-    counts = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    assert infonce(q, 0.5 * q, q, 0.07, counts)[1] == 1.0
-    assert infonce(q, 0.5 * q, q, 0.07, 1 - counts)[1] == 0.0
+    q = torch.tensor([[1.0, 0.0]])
+    far, near = torch.tensor([[-1.0, 0.0], [0.8, 0.6]])
+    k, negatives = torch.tensor([[-0.6, 0.8]]), torch.stack([far, near])  # q·k lies between the two
+    assert infonce(q, k, negatives, 0.07, torch.tensor([[1.0, 0.0]]))[1] == 1
+    assert infonce(q, k, negatives, 0.07, torch.tensor([[0.0, 1.0]]))[1] == 0
 
 
 def test_negatives_and_fixed_keys_get_no_gradient() -> None:

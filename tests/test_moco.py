@@ -204,6 +204,9 @@ def test_encode_keys_makes_the_keys_again_without_gradient_or_trace(kind: str) -
     with frozen_statistics(model):
         again = [model.encode_keys(images(16), generator(0, "model", 5)) for _ in range(2)]
     assert torch.equal(*again) and not again[0].requires_grad
+    with frozen_statistics(model):
+        output = model(images(16), images(16), torch.arange(16), generator(0, "model", 5))
+    assert torch.equal(again[0], output.keys)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 

@@ -91,12 +91,17 @@ def test_unshuffled_key_i_carries_id_i() -> None:
 @pytest.mark.filterwarnings("ignore:encoder.bn = shuffle")
 @pytest.mark.parametrize(("splits", "changes"), [(1, False), (4, True)])
 def test_shuffling_changes_nothing_with_plain_bn_and_something_with_split_bn(splits: int, changes: bool) -> None:
-    encoder = {"arch": "tiny", "width": 4, "bn_splits": splits}
-    shuffled, straight = (MoCo(tiny(encoder={**encoder, "bn": bn}), n=100) for bn in ("shuffle", "split"))
+    shuffled, straight = (MoCo(tiny(encoder={"bn": bn, "bn_splits": splits}), n=100) for bn in ("shuffle", "split"))
     one, two = (model.encode_keys(images(16), generator(0, "shuffle")) for model in (shuffled, straight))
     assert torch.allclose(one, two, atol=1e-4) is not changes
 
 
 def test_shuffling_one_split_is_warned_of() -> None:
     with pytest.warns(UserWarning, match=r"bn_splits = 1: the shuffle changes nothing"):
-        MoCo(tiny(encoder={"arch": "tiny", "bn": "shuffle", "bn_splits": 1}), n=100)
+        MoCo(tiny(encoder={"bn": "shuffle", "bn_splits": 1}), n=100)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("bn", [{"bn": "shuffle", "bn_splits": 2}, {"bn": "plain", "bn_splits": 1}])
+def test_nothing_else_is_warned_of(bn: dict[str, object]) -> None:
+    MoCo(tiny(encoder=bn), n=100)
