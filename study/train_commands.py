@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         compile=arguments.compile,
         checkpoint_every=arguments.checkpoint_every,
-        command=sys.argv,
+        command=tuple(sys.argv),
     )
     mirror = None
     if arguments.mlflow:
