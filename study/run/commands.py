@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 EPILOG = """\
-A run's folder is the truth; MLflow shows it and can be rebuilt from it at any time; exported files are what is committed.
+A run's folder is the truth; MLflow shows it, and can be rebuilt from it at any time; exported files are committed.
 
   study runs list                          what there is
   study runs show 3f2a                     one run, by the beginning of its signature
@@ -28,7 +28,7 @@ Exit code 1 if the store could not be served or a run could not be read."""
 
 RECONCILE = """\
 After any accident: compares every point of every run with the store, sends what is missing, makes runs that hold
-superseded values anew, merges doubles (the complete one stays), and ends tracked runs that claim to run but are dead."""
+superseded values anew, merges doubles (the complete one stays), and ends dead runs that still say RUNNING."""
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

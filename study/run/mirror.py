@@ -120,7 +120,7 @@ class Mirror:
         return self.sync()
 
     def _pass(self, tracker: "Tracker", report: SyncReport, deep: bool) -> None:
-        from study.run.tracker import Refused
+        from study.run.tracker import Refused, Unreachable
 
         places = tracked.places(self.runs_dir)
         held: dict[str, dict[str, list[Known]]] = {}
@@ -137,8 +137,12 @@ class Mirror:
                         held[experiment.id] = tracker.runs(experiment)
                     push = _Push(tracker, experiment, folder, entry, known, report, deep)
                     push.run(held[experiment.id].get(folder.name, []) if experiment.id in held else None)
+            except Unreachable:
+                raise
             except (UserError, Refused) as error:
                 report.problems.append(f"{folder}: {error}")
+            except Exception as error:  # whatever is wrong with one folder, the others are shown
+                report.problems.append(f"{folder}: {type(error).__name__}: {error}")
 
 
 class _Push:

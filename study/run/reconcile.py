@@ -27,7 +27,7 @@ def reconcile(mirror: Mirror) -> SyncReport:
     here = {folder.name for folder in tracked.folders(mirror.runs_dir)}
     try:
         with store.opened(mirror.store) as tracker:
-            for experiment in tracker.experiments():
+            for experiment in tracker.experiments().values():
                 for signature, held in tracker.runs(experiment).items():
                     if signature not in here:
                         _mend(tracker, held, report)

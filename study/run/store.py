@@ -6,6 +6,7 @@ under a lock: several processes at once break it.
 """
 
 import fcntl
+import importlib.util
 import os
 import shutil
 import sqlite3
@@ -79,6 +80,8 @@ def check(store: Store, cluster: Literal["local", "slurm"] = "local") -> None:
     Raises:
         UserError: one line.
     """
+    if importlib.util.find_spec("mlflow") is None:
+        raise UserError("mlflow is not installed; allowed is an environment with moco-study[report]")
     scheme, _, rest = store.uri.partition(":")
     if scheme in {"http", "https"}:
         host = urlsplit(store.uri).hostname or ""

@@ -137,13 +137,13 @@ class Tracker:
         self._experiments[place.name] = made
         return made
 
-    def experiments(self) -> list[Experiment]:
-        """All experiments that are of this program's making."""
-        found: list[Experiment] = []
+    def experiments(self) -> dict[str, Experiment]:
+        """All experiments of this program's making, by name."""
+        found: dict[str, Experiment] = {}
         token = None
         while True:
             page = self._call(self._client.search_experiments, max_results=BATCH, page_token=token)
-            found += [Experiment(one.experiment_id, one.tags[STORE]) for one in page if STORE in one.tags]
+            found |= {one.name: Experiment(one.experiment_id, one.tags[STORE]) for one in page if STORE in one.tags}
             token = page.token
             if not token:
                 return found

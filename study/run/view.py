@@ -1,15 +1,101 @@
-"""How an experiment opens in MLflow's UI."""
+"""How an experiment opens in MLflow's UI: a prepared view of arms, columns and curves.
+
+The UI opens on an empty page of traces and shows no metric or parameter by default. A view is kept as an experiment
+tag, in the form that the UI's own "Save as new view" writes (seen in 3.17): a name, two times, and the state as
+base64 of deflated JSON. A UI that does not know it falls back to its plain list.
+"""
+
+import base64
+import json
+import zlib
+from typing import Any
 
 from study.run.tracked import Place
 
 KEY = "study"
+RESULTS = ("knn", "linear", "probe/top1")
+CURVES = {
+    "Results": ("knn",),
+    "Training": ("train/excess_loss", "train/accuracy", "train/loss", "train/lr"),
+    "Consistency": ("consistency/theta_distance", "consistency/alignment", "consistency/uniformity"),
+}
+RUNS_SHOWN = 20
 
 
 def tags(place: Place) -> dict[str, str]:
-    """Experiment tags that keep the prepared view."""
-    return {}
+    """Experiment tags that keep the prepared view of a place."""
+    packed = base64.b64encode(zlib.compress(json.dumps(_state(place)).encode(), 9)).decode()
+    kept = {"name": "Arms and curves", "createdAt": 0, "updatedAt": 0, "state": f"deflate;{packed}"}
+    return {f"mlflow.sharedViewState.{KEY}": json.dumps(kept)}
 
 
-def link(address: str, experiment_id: str) -> str:
-    """The address at which the UI opens the model-training view of an experiment, prepared."""
-    return f"{address}/#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={KEY}"
+def link(address: str, experiment_id: str, *, curves: bool) -> str:
+    """Where the prepared view opens: the table of arms and results, or the curves."""
+    mode = "&compareRunsMode=CHART" if curves else ""
+    query = f"workflowType=machine_learning&viewStateShareKey={KEY}{mode}"
+    return f"{address}/#/experiments/{experiment_id}/runs?{query}"
+
+
+def _state(place: Place) -> dict[str, Any]:
+    results = [place.metric, *(name for name in RESULTS if name != place.metric)]
+    columns = [f"tags.`arm.{axis}`" for axis in place.axes]
+    columns += [f"tags.`{name}`" for name in ("study.seed", "study.floor", "diverged")]
+    columns += [f"metrics.`{name}`" for name in results]
+    sections, charts = [], []
+    for section, names in CURVES.items():
+        sections.append(
+            {
+                "uuid": f"study-{section}",
+                "name": section,
+                "display": True,
+                "isReordered": False,
+                "deleted": False,
+                "isGenerated": False,
+            }
+        )
+        if section == "Results":
+            charts += [_chart("BAR", name, f"study-{section}") for name in results]
+        charts += [_chart("LINE", name, f"study-{section}") for name in names]
+    return {
+        "searchFilter": "",
+        "orderByKey": f"metrics.`{place.metric}`",
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "datasetsFilter": [],
+        "modelVersionFilter": "All Runs",
+        "selectedColumns": columns,
+        "runsHiddenMode": "FIRST_20_RUNS",
+        "compareRunCharts": charts,
+        "compareRunSections": sections,
+        "isAccordionReordered": True,
+        "useGroupedValuesInCharts": True,
+        "hideEmptyCharts": True,
+        "groupBy": None,
+        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
+    }
+
+
+def _chart(kind: str, metric: str, section: str) -> dict[str, Any]:
+    return {
+        "uuid": f"study-{kind}-{metric}",
+        "type": kind,
+        "runsCountToCompare": RUNS_SHOWN,
+        "metricSectionId": section,
+        "deleted": False,
+        "isGenerated": kind == "LINE",
+        "displayName": metric,
+        "metricKey": metric,
+        "selectedMetricKeys": [metric],
+        "lineSmoothness": 0,
+        "xAxisScaleType": "linear",
+        "scaleType": "linear",
+        "range": {},
+        "xAxisKey": "step",
+        "selectedXAxisMetricKey": "",
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "ignoreOutliers": False,
+        "useGlobalXaxisKey": True,
+        "useGlobalLineSmoothing": True,
+    }
