@@ -1,6 +1,8 @@
 """Batches: a pure function of seed and step; which images an epoch sees."""
 
 import threading
+from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -79,6 +81,15 @@ def test_steps_seeds_and_views_differ() -> None:
     assert not torch.equal(one.index(0), stream(seed=1).index(0))
     batch = one.at(0)
     assert not torch.equal(batch.x_q, batch.x_k)
+
+
+def test_views_are_drawn_anew_at_each_step_and_for_each_seed() -> None:
+    picture = np.arange(3 * 8 * 8, dtype=np.uint8).reshape(1, 3, 8, 8).repeat(16, 0)  # all alike: the order is not seen
+    split = Split(picture, np.arange(16) % 4)
+    alike = replace(images(), train=split, test=split)
+    one, other = (Stream(alike, config(seed=seed), "cpu", torch.float32) for seed in (0, 1))
+    views = [one.at(0).x_q, one.at(1).x_q, other.at(0).x_q, one.at(0).x_k]
+    assert not any(torch.equal(a, b) for a, b in combinations(views, 2))
 
 
 @settings(max_examples=40, deadline=None)
