@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from study.config import read_yaml, render
 from study.errors import UserError
@@ -56,6 +56,13 @@ class Claim(BaseModel):
     not_at: dict[str, str] = {}
     """Scale → why it cannot decide there, such as a run shorter than the key encoder's lag."""
 
+    @field_validator("metric", "by", "noise")
+    @classmethod
+    def _has_default(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and "default" not in value:
+            raise ValueError("one value, or scales with their values and a default")
+        return value
+
 
 def at(value: Any, scale: str) -> Any:
     """A setting, or the one for this scale of a mapping that has a ``default``."""
@@ -75,7 +82,7 @@ def read(path: Path) -> dict[str, Claim]:
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
             key = ".".join([name, *(str(part) for part in fault["loc"])])
-            allowed = fault["msg"].removeprefix("Input should be ")
+            allowed = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
             raise UserError(f"{path}: {key} = {render(fault['input'])}: allowed is {allowed}") from None
         least, most = _ARMS[claim.test]
         if not least <= len(claim.arms) <= most:

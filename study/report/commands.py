@@ -41,7 +41,7 @@ def report_command(args: argparse.Namespace) -> int:
     from study.report import tables, write
 
     for each in write.write(args.runs, args.out, args.sweeps):
-        print(f"{each.sweep.title} · scale {each.sweep.scale}\n")
+        print(f"{each.table.sweep.title} · scale {each.table.sweep.scale}\n")
         print(tables.to_text(each.table))
         for line in tables.missing(each.table):
             print(f"missing: {line}")

@@ -70,6 +70,7 @@ class _Trial:
 
     def __init__(self, claim: Claim, sweep: SweepRuns, metric: metrics.Metric, by: float) -> None:
         self.claim, self.sweep, self.metric, self.by = claim, sweep, metric, by
+        self.excuse = claim.not_at.get(sweep.scale) or MEANINGLESS.get(sweep.scale)
         self.numbers: dict[str, Measured] = {}
 
     def run(self) -> tuple[list[Comparison], Answer]:
@@ -78,8 +79,8 @@ class _Trial:
         cases = [wheres] if self.claim.each is None else self._each(self.claim.each, wheres)
         means = [[self._mean(where) for where in case] for case in cases]
         floors = [self._mean({"floor": floor}) for floor in self.claim.floors]
-        if scale in MEANINGLESS or scale in self.claim.not_at:
-            raise _Undecided(self.claim.not_at.get(scale) or MEANINGLESS[scale])
+        if self.excuse:
+            raise _Undecided(self.excuse)
         spread = _Spread(self.sweep, self.metric, float(at(self.claim.noise, scale)))
         found = [pair for case in means for pair in self._compare(case, floors, spread)]
         return [comparison for comparison, _ in found], _all(answer for _, answer in found)
@@ -105,7 +106,7 @@ class _Trial:
             raise _Undecided(f"missing arm: {wanted}")
         values = self.sweep.values(arm, self.metric.name) * self.metric.factor
         if not len(values):
-            if arm.diverged and self.claim.test == "at_floor":
+            if arm.diverged and self.claim.test == "at_floor" and not self.excuse:
                 raise _AtFloor(f"{wanted} diverged in {arm.diverged} of {arm.planned} seeds")
             raise _Undecided(f"{wanted}: {'diverged' if arm.diverged else arm.absent or 'no ' + self.metric.name}")
         sd = float(values.std(ddof=1)) if len(values) > 1 else None

@@ -1,13 +1,12 @@
 """Exported runs as the report sees them: sweeps of arms of seeds, and their histories.
 
-Two files a sweep and scale, ``<sweep>-<scale>.runs.parquet`` (a row a run) and ``….metrics.parquet`` (a row a value).
-Histories are streamed with the columns that are needed and reduced at once, so that the cost is linear in the rows and
-the memory does not depend on their number.
+Two files a sweep and scale: ``<sweep>-<scale>.runs.parquet``, a row a run, and ``….metrics.parquet``, a row a value.
 """
 
+import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,22 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from study.config import parse_yaml, read_yaml
+from study.config import read_yaml
 from study.errors import UserError
+from study.report import histories
+from study.report.histories import CURVES, Histories
 
 Label = str | int | float | bool | None
-
-CURVES = ("train/excess_loss", "train/accuracy", "knn")
-"""Metrics whose course over the training is shown."""
-BINS = 120
-"""Points that a curve is reduced to: each is the mean over one of so many equal parts of the run."""
-MIDDLE = (0.25, 0.75)
-"""Share of the run over which readings of consistency are averaged: keys are random before it, and the encoder stands
-still after it because the learning rate is gone."""
-OLDEST = "consistency/cosine_oldest"
-"""How well the oldest keys still agree with the encoder that they are compared with."""
-_CONSISTENCY = "consistency/"
-_AGE = "consistency/cosine_age_"
 
 
 @dataclass(frozen=True)
@@ -56,26 +45,6 @@ class Run:
     def epochs(self) -> float:
         """Length of the run in passes over the images."""
         return float(self.config.get("optimiser.epochs") or 0)
-
-
-@dataclass(frozen=True)
-class Histories:
-    """Reduced histories of one sweep; row i of each array belongs to run i."""
-
-    share: Mapping[str, np.ndarray]
-    """Curve's name → (runs, BINS): mean step of each bin as a share of the run; NaN where nothing was logged."""
-    value: Mapping[str, np.ndarray]
-    """Curve's name → (runs, BINS): mean value of each bin."""
-    readings: Mapping[str, np.ndarray]
-    """Consistency's name → (runs,): mean of the readings in the middle of the run."""
-    count: Mapping[str, np.ndarray]
-    """Curve's name → (runs,): values logged."""
-
-    @property
-    def ages(self) -> dict[int, np.ndarray]:
-        """Age of a key in steps → (runs,): cosine between the stored key and the same view encoded again."""
-        names = {int(name.removeprefix(_AGE)): name for name in self.readings if name.startswith(_AGE)}
-        return {age: self.readings[names[age]] for age in sorted(names)}
 
 
 @dataclass(frozen=True)
@@ -132,14 +101,13 @@ class SweepRuns:
     metric: str
     arms: tuple[Arm, ...]
     paper: tuple[Mapping[str, Any], ...]
-    command: str
     runs: tuple[Run, ...]
     metrics_file: Path
 
     @cached_property
     def histories(self) -> Histories:
         """Read when first asked for."""
-        return read_histories(self.metrics_file, self.runs)
+        return histories.read(self.metrics_file, [run.signature for run in self.runs], [run.steps for run in self.runs])
 
     def values(self, arm: Arm, metric: str) -> np.ndarray:
         """(n,) finite values of an arm's finished runs, in the order of the seeds: at the last step as a run states it,
@@ -209,24 +177,27 @@ def _read_sweep(file: Path, sweeps: Path) -> SweepRuns | None:
         if not runs:
             return None
         first = rows[0]
-        name, scale, title, axes = first["sweep"], first["scale"], first["title"], json.loads(first["axes"])
-        metric = first["metric"]
-    except (KeyError, pa.ArrowInvalid, json.JSONDecodeError) as error:
-        raise UserError(f"{file}: {error}; allowed is what `study runs export` writes") from None
-    metrics_file = file.with_name(file.name.replace(".runs.parquet", ".metrics.parquet"))
+        axes = tuple(json.loads(first["axes"]))
+        name, scale, title, metric = (first[key] for key in ("sweep", "scale", "title", "metric"))
+    except (KeyError, TypeError, pa.ArrowInvalid, json.JSONDecodeError) as error:
+        raise UserError(
+            f"{file}: {type(error).__name__}: {error}; allowed is what `study runs export` writes"
+        ) from None
+    if not axes:  # single runs, of no sweep: each is an arm of its own
+        axes = ("run",)
+        runs = tuple(dataclasses.replace(run, labels={"run": run.name}) for run in runs)
     planned, header = _planned(sweeps / f"{name}.yaml", scale)
     return SweepRuns(
         name=name,
-        scale=scale,
+        scale=scale or "single",
         title=title or name,
         description=str(header.get("description", "")).strip(),
-        axes=tuple(axes),
+        axes=axes,
         metric=metric,
-        arms=_arms(runs, planned, tuple(axes)),
+        arms=_arms(runs, planned, axes),
         paper=tuple(header.get("paper", ())),
-        command=str(header.get("command", "")).strip(),
         runs=runs,
-        metrics_file=metrics_file,
+        metrics_file=file.with_name(file.name.replace(".runs.parquet", ".metrics.parquet")),
     )
 
 
@@ -239,19 +210,12 @@ def _run(row: Mapping[str, Any]) -> Run:
         floor=row["floor"] or None,
         state=row["state"],
         steps=int(row["steps"] or 0),
-        config={key: _typed(value) for key, value in json.loads(row["params"]).items()},
+        config=json.loads(row["params"]),
         tags=json.loads(row["tags"]),
         final={name: math.nan if value is None else float(value) for name, value in json.loads(row["final"]).items()},
         train_seconds=float(row["train_seconds"] or 0.0),
         threads=int(row["threads"] or 1),
     )
-
-
-def _typed(value: Any) -> Any:
-    """A parameter's value: a tracker keeps only text, and ``None`` in Python's spelling."""
-    if not isinstance(value, str):
-        return value
-    return None if value in {"None", "null"} else parse_yaml(value, "params")
 
 
 def _planned(file: Path, scale: str) -> tuple[dict[tuple[Any, ...], int], dict[str, Any]]:
@@ -278,10 +242,16 @@ def _arms(runs: Sequence[Run], planned: Mapping[tuple[Any, ...], int], axes: tup
     for row, run in enumerate(runs):
         members.setdefault(_key(run.floor, run.labels), []).append(row)
 
+    position = {key: i for i, key in enumerate(planned)}
+
     def place(key: tuple[Any, ...]) -> tuple[Any, ...]:
-        known = list(planned).index(key) if key in planned else len(planned)
         labels = dict(key[1:])
-        return (key[0] is not None, known, [_sortable(labels.get(axis)) for axis in axes], key[0] or "")
+        return (
+            key[0] is not None,
+            position.get(key, len(position)),
+            [_sortable(labels.get(axis)) for axis in axes],
+            key[0] or "",
+        )
 
     arms = []
     for key in sorted(members, key=place):
@@ -303,57 +273,3 @@ def _arms(runs: Sequence[Run], planned: Mapping[tuple[Any, ...], int], axes: tup
 def _sortable(value: Label) -> tuple[int, float, str]:
     numeric = isinstance(value, int | float)
     return (0, float(value), "") if numeric else (1, 0.0, str(value))  # type: ignore[arg-type]
-
-
-def read_histories(file: Path, runs: Sequence[Run]) -> Histories:
-    """Stream the values of a sweep and reduce them: curves to bins, readings of consistency to a mean.
-
-    Args:
-        file: a ``….metrics.parquet`` with the columns signature, name, step, value.
-        runs: the sweep's runs; values of other signatures are left out.
-    """
-    row_of = {run.signature: row for row, run in enumerate(runs)}
-    steps = np.array([max(run.steps, 1) for run in runs], dtype=np.int64)
-    shape = (len(runs), BINS)
-    curves = {name: np.zeros((3, *shape)) for name in CURVES}  # sums of: step, value, one
-    readings: dict[str, np.ndarray] = {}  # name → (2, runs): sums of: value, one
-    for batch in _batches(file):
-        owner = _codes(batch, "signature", lambda signature: row_of.get(signature, -1))
-        names = batch.column("name").dictionary.to_pylist()
-        name = batch.column("name").indices.to_numpy()
-        step, value = batch.column("step").to_numpy(), batch.column("value").to_numpy(zero_copy_only=False)
-        for code, label in enumerate(names):
-            if label not in curves and not label.startswith(_CONSISTENCY):
-                continue
-            at = np.flatnonzero((name == code) & (owner >= 0))
-            row, s, v = owner[at], step[at], value[at]
-            if label in curves:
-                bin_ = np.minimum(s * BINS // steps[row], BINS - 1)
-                for total, addend in zip(curves[label], (s / steps[row], v, 1.0), strict=True):
-                    np.add.at(total, (row, bin_), addend)
-            else:
-                middle = (s >= MIDDLE[0] * steps[row]) & (s <= MIDDLE[1] * steps[row])
-                total = readings.setdefault(label, np.zeros((2, len(runs))))
-                np.add.at(total[0], row[middle], v[middle])
-                np.add.at(total[1], row[middle], 1.0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return Histories(
-            share={name: sums[0] / sums[2] for name, sums in curves.items()},
-            value={name: sums[1] / sums[2] for name, sums in curves.items()},
-            readings={name: sums[0] / sums[1] for name, sums in sorted(readings.items())},
-            count={name: sums[2].sum(axis=1).astype(np.int64) for name, sums in curves.items()},
-        )
-
-
-def _batches(file: Path) -> Iterable[pa.RecordBatch]:
-    columns = ["signature", "name", "step", "value"]
-    with pq.ParquetFile(file, read_dictionary=columns[:2]) as parquet:
-        yield from parquet.iter_batches(batch_size=1 << 19, columns=columns)
-
-
-def _codes(batch: pa.RecordBatch, column: str, code: Any) -> np.ndarray:
-    """(rows,) of ``code(text)``, computed once a distinct text."""
-    array = batch.column(column)
-    codes = np.array([code(text) for text in array.dictionary.to_pylist()], dtype=np.int64)
-    rows: np.ndarray = codes[array.indices.to_numpy()]
-    return rows

@@ -9,8 +9,9 @@ from study.config import parse_yaml
 from study.report import tables
 from study.report.claims import Verdict
 from study.report.document import Block, Code, Grid, Heading, Picture, Text
+from study.report.histories import CURVES
 from study.report.judge import MEANINGLESS
-from study.report.load import CURVES, SweepRuns
+from study.report.load import SweepRuns
 from study.report.tables import Table
 
 _NUMBERS = """\
@@ -91,7 +92,7 @@ def _section(section: Section, first: bool) -> list[Block]:
         found.append(Heading(3, f"{sweep.title}: what the verdicts rest on"))
         rows = [[f"**{each.answer}**", each.id, each.rule, each.evidence] for each in section.verdicts]
         found.append(Grid(["", "claim", "rule", "numbers"], rows, 4))
-    if sweep.command:
+    if sweep.axes != ("run",):
         found += [Text("Run it again (what is done is not trained twice):"), Code(_again(sweep))]
     return found
 

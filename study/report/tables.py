@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from study.report import metrics
-from study.report.load import CURVES, OLDEST, Arm, SweepRuns, show
+from study.report.histories import CURVES, OLDEST
+from study.report.load import Arm, SweepRuns, show
 
 DIVERGED = "diverged"
 

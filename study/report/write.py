@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -12,26 +11,19 @@ from study.report import claims, document, figures, judge, load, page, style, ta
 from study.report.claims import Verdict
 from study.report.load import SweepRuns
 from study.report.page import Section
-from study.report.tables import Table
 from study.run.files import write_atomic
 
 
-@dataclass(frozen=True)
-class Written:
-    """What a terminal shows of a sweep."""
-
-    sweep: SweepRuns
-    table: Table
-    verdicts: Sequence[Verdict]
-
-
-def write(runs: Path, out: Path, sweeps: Path) -> list[Written]:
+def write(runs: Path, out: Path, sweeps: Path) -> list[Section]:
     """Make ``out/<scale>/`` for every scale that has runs.
 
     Args:
         runs: folder of the exported runs.
         out: where the scales' folders go; tables and figures in them that are no longer made are removed.
         sweeps: folder of the sweeps' YAML and of claims.yaml.
+
+    Returns:
+        The sections of all scales, for a terminal to show.
 
     Raises:
         UserError: no runs, or a fault in one of the files.
@@ -42,12 +34,12 @@ def write(runs: Path, out: Path, sweeps: Path) -> list[Written]:
     for name, claim in registered.items():
         if not (sweeps / f"{claim.sweep}.yaml").is_file():
             raise UserError(f"{sweeps / 'claims.yaml'}: {name}.sweep = {claim.sweep}: allowed is a sweep in {sweeps}")
-    written = []
+    written: list[Section] = []
     for scale, members in groupby(found, key=lambda sweep: sweep.scale):
         folder = out / scale
         sections = [_write_sweep(sweep, judge.judge_all(registered, sweep), folder) for sweep in members]
         _write_page(scale, sections, folder)
-        written += [Written(section.table.sweep, section.table, section.verdicts) for section in sections]
+        written += sections
     return written
 
 
