@@ -92,6 +92,13 @@ def test_views_are_drawn_anew_at_each_step_and_for_each_seed() -> None:
     assert not any(torch.equal(a, b) for a, b in combinations(views, 2))
 
 
+def test_autocast_around_it_changes_no_batch() -> None:
+    one = stream()
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = one.at(3)
+    assert equal(inside, one.at(3))
+
+
 @settings(max_examples=40, deadline=None)
 @given(n=st.integers(16, 120), batch=st.sampled_from([4, 8, 16]), epoch=st.integers(0, 2))
 def test_an_epoch_sees_no_image_twice_and_drops_only_the_short_batch(n: int, batch: int, epoch: int) -> None:

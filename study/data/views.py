@@ -4,7 +4,8 @@ What torchvision does to one picture at a time is split in two: `sample` draws e
 generator, and `Augment.apply` applies them to the whole batch where it lies. Order (paper, Appendix A; code of the
 authors): v1: crop, grey, jitter, flip, normalise; v2: crop, jitter, grey, blur, flip, normalise.
 
-Unlike torchvision on PIL pictures, nothing is rounded to eight bits between the operations.
+Unlike torchvision on PIL pictures, nothing is rounded to eight bits between the operations, and the blur is a Gaussian
+of 13 taps where PIL approximates one by boxes.
 """
 
 import itertools
@@ -139,15 +140,17 @@ class Augment:
         table = _table(p)[sorted_rows].to(device, non_blocking=True)  # (B, columns): one copy to the device
         grey, rows = p.grey[sorted_rows], sorted_rows.to(device, non_blocking=True)
         views = torch.empty(n, self.size, self.size, 3, dtype=self.dtype, device=device)
-        piece = n if device.type == "cuda" else max(1, CACHED // self.size**2)
-        for start in range(0, n, piece):
-            stop = min(start + piece, n)
-            turning = [slice(max(low - start, 0), max(min(high, stop) - start, 0)) for low, high in pairwise(edges[:5])]
-            here = rows[start:stop]
-            x = self._piece(
-                images.index_select(0, here), table[start:stop], grey[start:stop].nonzero()[:, 0].to(device), turning
-            )
-            views.index_copy_(0, here, self._normalised(x))
+        length = n if device.type == "cuda" else max(1, CACHED // self.size**2)
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            for start in range(0, n, length):
+                stop = min(start + length, n)
+                turning = [
+                    slice(max(low - start, 0), max(min(high, stop) - start, 0)) for low, high in pairwise(edges[:5])
+                ]
+                here = rows[start:stop]
+                greyed = grey[start:stop].nonzero()[:, 0].to(device, non_blocking=True)
+                x = self._piece(images.index_select(0, here), table[start:stop], greyed, turning)
+                views.index_copy_(0, here, self._normalised(x))
         return views.permute(0, 3, 1, 2)
 
     def _piece(self, images: Tensor, table: Tensor, grey: Tensor, turning: list[slice]) -> Tensor:
@@ -231,7 +234,7 @@ def blurring(sigma: Tensor, size: int) -> Tensor:
     kernel = kernel / kernel.sum(-1, keepdim=True)  # (B, 13)
     source = torch.arange(size, device=sigma.device).view(-1, 1) + offset  # (size, 13), beyond the edges
     source = size - 1 - (size - 1 - source.abs()).abs()
-    place = functional.one_hot(source, size).float().transpose(0, 1)  # (13, size, size)
+    place = torch.eye(size, device=sigma.device)[source.T]  # (13, size, size)
     return (kernel @ place.flatten(1)).view(-1, size, size)
 
 
