@@ -139,6 +139,7 @@ class Augment:
         edges = [0, *torch.bincount(place, minlength=5).cumsum(0).tolist()]
         table = _table(p)[sorted_rows].to(device, non_blocking=True)  # (B, columns): one copy to the device
         grey, rows = p.grey[sorted_rows], sorted_rows.to(device, non_blocking=True)
+        back = torch.argsort(sorted_rows).to(device, non_blocking=True)
         views = torch.empty(n, self.size, self.size, 3, dtype=self.dtype, device=device)
         length = n if device.type == "cuda" else max(1, CACHED // self.size**2)
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -147,11 +148,13 @@ class Augment:
                 turning = [
                     slice(max(low - start, 0), max(min(high, stop) - start, 0)) for low, high in pairwise(edges[:5])
                 ]
-                here = rows[start:stop]
                 greyed = grey[start:stop].nonzero()[:, 0].to(device, non_blocking=True)
-                x = self._piece(images.index_select(0, here), table[start:stop], greyed, turning)
-                views.index_copy_(0, here, self._normalised(x))
-        return views.permute(0, 3, 1, 2)
+                piece = images.index_select(0, rows[start:stop])
+                x = self._piece(piece, table[start:stop], greyed, turning)
+                for channel, plane in enumerate(x):  # to the dtype first: a strided copy that also converts is slow
+                    plane.sub_(self.mean[channel]).mul_(1 / self.std[channel])
+                    views[start:stop, ..., channel] = plane.to(self.dtype)
+        return views.index_select(0, back).permute(0, 3, 1, 2)
 
     def _piece(self, images: Tensor, table: Tensor, grey: Tensor, turning: list[slice]) -> Tensor:
         """Some of the images, up to the normalisation: (n, 3, H, W) uint8 → planes of colour (3, n, size, size)."""
@@ -177,13 +180,6 @@ class Augment:
             blur = blurring(sigma, self.size)  # (n, size, size)
             x = torch.stack([torch.bmm(torch.bmm(blur, plane), blur.mT) for plane in x])
         return x.view(3, n, self.size, self.size)
-
-    def _normalised(self, x: Tensor) -> Tensor:
-        """Planes (3, n, size, size) → (n, size, size, 3)."""
-        views = torch.empty(*x.shape[1:], 3, dtype=self.dtype, device=x.device)
-        for channel, plane in enumerate(x):  # to the dtype first: a strided copy that also converts is slow
-            views[..., channel] = plane.sub_(self.mean[channel]).mul_(1 / self.std[channel]).to(self.dtype)
-        return views
 
 
 def _grey(x: Tensor, rows: Tensor) -> None:
