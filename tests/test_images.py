@@ -207,7 +207,7 @@ def test_bad_files_are_named_or_skipped(name: str, content: bytes, kind: str, tm
 
 
 def test_hidden_shadow_and_escaping_names_are_ignored(tmp_path: Path) -> None:
-    bad = {name: TRUNCATED for name in ("train/cat/.DS_Store", "__MACOSX/train/cat/._0.png", ".git/x/y.png")}
+    bad = dict.fromkeys(("train/cat/.DS_Store", "__MACOSX/train/cat/._0.png", ".git/x/y.png"), TRUNCATED)
     escaping = {"../train/cat/z.png": TRUNCATED, "/train/cat/z.png": TRUNCATED, "train/../../cat/z.png": TRUNCATED}
     clean = run_pack(zipped(tmp_path / "clean.zip", layout()), "clean")
     assert run_pack(zipped(tmp_path / "in.zip", layout() | bad | escaping)).digest == clean.digest
