@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from study.config import Config
 from study.model.loss import infonce, infonce_in_batch
-from study.rng import generator
+from study.rng import generator as counter_based
 
 
 class Dictionary(nn.Module):
@@ -64,7 +64,7 @@ class Queue(Dictionary):
     def __init__(self, K: int, dim: int, eviction: str, seed: int) -> None:
         super().__init__()
         self.K, self.eviction, self.seed = K, eviction, seed
-        self.register_buffer("queue", _unit_vectors(K, dim, generator(seed, "queue")))
+        self.register_buffer("queue", _unit_vectors(K, dim, counter_based(seed, "queue")))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
         self.register_buffer("origin", torch.full((K,), -1))
         self.register_buffer("position", torch.zeros(K, dtype=torch.int64))
@@ -93,7 +93,7 @@ class Queue(Dictionary):
             rows = self.pointer.clamp_(max=K - B) + torch.arange(B, device=device)
             self.pointer.add_(B)
         else:
-            draw = torch.rand(K, generator=generator(self.seed, "eviction", step)).to(device)
+            draw = torch.rand(K, generator=counter_based(self.seed, "eviction", step)).to(device)
             rows = draw.masked_fill_(self.origin < 0, 2.0).topk(min(B, K)).indices  # the random start goes first
         return rows
 
@@ -125,7 +125,7 @@ class MemoryBank(Dictionary):
         super().__init__()
         self.K, self.momentum, self.negatives = K, momentum, negatives
         self.fresh_keys = positive == "fresh"
-        self.register_buffer("bank", _unit_vectors(n, dim, generator(seed, "bank")))
+        self.register_buffer("bank", _unit_vectors(n, dim, counter_based(seed, "bank")))
         self.register_buffer("origin", torch.full((n,), -1))
         self.register_buffer("position", torch.zeros(n, dtype=torch.int64))
 

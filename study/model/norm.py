@@ -5,45 +5,11 @@ A split stands in for a GPU: on the paper's 8 GPUs every BN layer saw 32 of the 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-
-native_batch_norm = torch.ops.aten.native_batch_norm.out
-native_batch_norm_backward = torch.ops.aten.native_batch_norm_backward.default
-
-
-class _SplitNorm(torch.autograd.Function):
-    """BN of each split, written straight to its place in the output: ``torch.cat`` would cost half as much again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, means: Tensor, variances: Tensor, momentum: float, eps: float
-    ) -> Tensor:
-        splits = len(means)  # running statistics (splits, C), updated in place
-        out, mean, invstd = torch.empty_like(x), torch.empty_like(means), torch.empty_like(means)
-        for part, into, *statistics, m, s in zip(
-            x.chunk(splits), out.chunk(splits), means, variances, mean, invstd, strict=True
-        ):
-            native_batch_norm(
-                part, weight, bias, *statistics, True, momentum, eps, out=into, save_mean=m, save_invstd=s
-            )
-        ctx.save_for_backward(x, weight, mean, invstd)
-        ctx.eps = eps
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, invstd = ctx.saved_tensors
-        splits, wanted = len(mean), list(ctx.needs_input_grad[:3])
-        parts = [
-            native_batch_norm_backward(grad, part, weight, None, None, m, s, True, ctx.eps, wanted)
-            for grad, part, m, s in zip(grads[0].chunk(splits), x.chunk(splits), mean, invstd, strict=True)
-        ]
-        grad_x, grad_weight, grad_bias = zip(*parts, strict=True)
-        return torch.cat(grad_x), torch.stack(grad_weight).sum(0), torch.stack(grad_bias).sum(0), None, None, None, None
 
 
 class SplitBatchNorm(nn.BatchNorm2d):
@@ -71,12 +37,15 @@ class SplitBatchNorm(nn.BatchNorm2d):
         if not self.training:
             return super().forward(x)
         means, variances = self.running_mean.repeat(self.splits, 1), self.running_var.repeat(self.splits, 1)
-        out: Tensor = _SplitNorm.apply(x, self.weight, self.bias, means, variances, self.momentum, self.eps)
+        parts = [
+            F.batch_norm(part, mean, variance, self.weight, self.bias, True, self.momentum, self.eps)
+            for part, mean, variance in zip(x.chunk(self.splits), means, variances, strict=True)
+        ]
         if self.track_running_stats:
             self.running_mean.copy_(means.mean(0))
             self.running_var.copy_(variances.mean(0))
             self.num_batches_tracked.add_(1)
-        return out
+        return torch.cat(parts)
 
 
 @contextmanager
