@@ -72,7 +72,7 @@ def _against_lag(sweep: SweepRuns) -> Drawn:
         points = numbers_of(sweep, arms, name)
         errorbar(ours, [x[arm.labels["m"]] for arm in arms], points, colour, marker)
         ends += _end([x[arm.labels["m"]] for arm in arms], points, metrics.of(name).label, colour)
-    steps = max((run.steps for arm in arms for run in arm.runs), default=0)
+    steps = max(arm.steps for arm in arms)
     if steps:
         ours.axvline(math.log10(steps), color=MUTED, linewidth=0.8, linestyle=":")
         ours.annotate(

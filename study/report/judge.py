@@ -184,7 +184,8 @@ def _all(answers: Iterable[Answer]) -> Answer:
 def _sentence(each: Comparison, metric: metrics.Metric, sign: str) -> str:
     d, half = metric.digits, (each.high - each.low) / 2
     margin = f" ± {half:.{d}f}" if half else ""
-    return f"{each.what}: {each.estimate:+.{d}f}{margin}, needed {sign} {each.threshold:.{d}f}"
+    estimate, threshold = (text.replace("-", "−") for text in (f"{each.estimate:+.{d}f}", f"{each.threshold:.{d}f}"))
+    return f"{each.what}: {estimate}{margin}, needed {sign} {threshold}"
 
 
 def _rule(claim: Claim, by: float, metric: metrics.Metric) -> str:

@@ -42,9 +42,19 @@ class Run:
     threads: int
 
     @property
+    def diverged(self) -> bool:
+        """The loss, or the features, were no longer finite."""
+        return any(not math.isfinite(value) for value in self.final.values())
+
+    @property
+    def is_probe(self) -> bool:
+        """A linear probe on a pre-training that is a run of its own."""
+        return "probe.epochs" in self.config
+
+    @property
     def epochs(self) -> float:
-        """Length of the run in passes over the images."""
-        return float(self.config.get("optimiser.epochs") or 0)
+        """Length of the pre-training in passes over the images."""
+        return float(self.config["optimiser.epochs"])
 
 
 @dataclass(frozen=True)
@@ -58,9 +68,14 @@ class Arm:
     rows: tuple[int, ...]
 
     @property
+    def steps(self) -> int:
+        """Length of the pre-training."""
+        return max((run.steps for run in self.runs if not run.is_probe), default=0)
+
+    @property
     def diverged(self) -> int:
-        """Seeds whose loss or features were no longer finite."""
-        return sum(any(not math.isfinite(value) for value in run.final.values()) for run in self.runs)
+        """Number of seeds that diverged."""
+        return sum(run.diverged for run in self.runs)
 
     def get(self, key: str) -> Any:
         """The arm's label of that name, or else the value of that key of its config."""
@@ -110,12 +125,17 @@ class SweepRuns:
         return histories.read(self.metrics_file, [run.signature for run in self.runs], [run.steps for run in self.runs])
 
     def values(self, arm: Arm, metric: str) -> np.ndarray:
-        """(n,) finite values of an arm's finished runs, in the order of the seeds: at the last step as a run states it,
-        else the mean over the last part of a curve, or over the readings of consistency in the middle of the run; never
-        a maximum over a run.
+        """(n,) values of an arm's finished runs that did not diverge, in the order of the seeds.
+
+        At the last step as a run states it, else the mean over the last part of a curve, or over the readings of
+        consistency in the middle of the run; never a maximum over a run.
         """
-        rows = [row for row, run in zip(arm.rows, arm.runs, strict=True) if run.state == "finished"]
+        rows = [
+            row for row, run in zip(arm.rows, arm.runs, strict=True) if run.state == "finished" and not run.diverged
+        ]
         found = np.empty(0)
+        if not rows:
+            return found
         if any(metric in self.runs[row].final for row in rows):
             found = np.array([self.runs[row].final.get(metric, math.nan) for row in rows], dtype=float)
         elif metric in self.histories.readings:

@@ -140,9 +140,9 @@ def _provenance(sweeps: Sequence[SweepRuns]) -> list[Block]:
         whole = sum(
             sweep.histories.count[CURVES[0]][row] == run.steps
             for row, run in enumerate(sweep.runs)
-            if run.state == "finished" and run.config.get("probe.epochs") is None
+            if run.state == "finished" and not run.is_probe
         )
-        pretrained = sum(run.config.get("probe.epochs") is None for run in done)
+        pretrained = sum(not run.is_probe for run in done)
         rows.append([sweep.name, str(len(done)), f"{hours:.2f}", f"{whole} of {pretrained}", *origin])
     header = ["sweep", "runs", "core-hours", "full histories", *_ORIGIN]
     kept = [i for i, _ in enumerate(header) if i < 4 or any(row[i] for row in rows)]

@@ -75,7 +75,7 @@ def paper_value(sweep: SweepRuns, arm: Arm) -> str:
 
 
 def _lag_share(arm: Arm) -> float | None:
-    m, steps = arm.get("m"), max((run.steps for run in arm.runs), default=0)
+    m, steps = arm.get("m"), arm.steps
     return None if arm.floor or "m" not in arm.labels or m is None or m == 1 or not steps else 1 / (1 - m) / steps
 
 
