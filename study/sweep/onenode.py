@@ -8,6 +8,7 @@ import argparse
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -93,6 +94,10 @@ innodb_lock_wait_timeout=900
 """
 
 
+class CannotInstallError(UserError):
+    """This machine cannot have a Slurm: not root, no apt, or no package mirror."""
+
+
 def up(state: Path = STATE, *, accounting: bool = True, max_array_size: int = 1001) -> Path:
     """Start the cluster, or what is missing of it, and wait until its node takes jobs.
 
@@ -105,10 +110,13 @@ def up(state: Path = STATE, *, accounting: bool = True, max_array_size: int = 10
         The path of slurm.conf, to be set as ``SLURM_CONF`` where /etc/slurm/slurm.conf does not point at it.
 
     Raises:
-        UserError: not root, the packages cannot be installed, or a daemon did not start (its log is named).
+        CannotInstallError: not root, or the packages cannot be installed.
+        UserError: a daemon did not start; its log is named.
     """
     if os.geteuid() != 0:
-        raise UserError("make slurm: user = not root: allowed is root, since Slurm's daemons run jobs as their users")
+        raise CannotInstallError(
+            "make slurm: user = not root: allowed is root, since Slurm's daemons run jobs as their users"
+        )
     _install(PACKAGES | (ACCOUNTING_PACKAGES if accounting else {}))
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o755)
@@ -120,11 +128,11 @@ def up(state: Path = STATE, *, accounting: bool = True, max_array_size: int = 10
     if (state / "slurmdbd.conf").exists():
         _mariadb(state)
         _start(state, "slurmdbd", ["slurmdbd", "-D"], env)
-        _until("slurmdbd", state / "slurmdbd.log", lambda: _succeeds(["sacctmgr", "-n", "list", "cluster"], env))
+        _until(state, "slurmdbd", lambda: _succeeds(["sacctmgr", "-n", "list", "cluster"], env))
     _start(state, "slurmctld", ["slurmctld", "-D", "-f", str(conf)], env)
-    _until("slurmctld", state / "slurmctld.log", lambda: _succeeds(["scontrol", "ping"], env))
+    _until(state, "slurmctld", lambda: _succeeds(["scontrol", "ping"], env))
     _start(state, "slurmd", ["slurmd", "-D", "-f", str(conf)], env)
-    _until("slurmd", state / "slurmd.log", lambda: _node_state(env) in {"idle", "mixed", "allocated"})
+    _until(state, "slurmd", lambda: _node_state(env) in {"idle", "mixed", "allocated"})
     if state == STATE and not SYSTEM_CONF.exists():
         SYSTEM_CONF.parent.mkdir(exist_ok=True)
         SYSTEM_CONF.unlink(missing_ok=True)  # a dangling link
@@ -143,7 +151,7 @@ def down(state: Path = STATE) -> None:
         listed = subprocess.run(jobs, env=env, capture_output=True, text=True, check=False).stdout.split()
         if listed:
             subprocess.run(["scancel", *listed], env=env, check=False)
-            _until("scancel", state / "slurmctld.log", lambda: not subprocess.check_output(jobs, env=env))
+            _until(state, "slurmctld", lambda: not subprocess.check_output(jobs, env=env))
     for name in DAEMONS:
         _stop(state, name)
     if SYSTEM_CONF.is_symlink() and SYSTEM_CONF.readlink() == conf:
@@ -156,7 +164,9 @@ def _install(needed: dict[str, str]) -> None:
     if not missing:
         return
     if not shutil.which("apt-get"):
-        raise UserError(f"make slurm: {' '.join(missing)} not installed: allowed is Debian or Ubuntu, or install them")
+        raise CannotInstallError(
+            f"make slurm: {' '.join(missing)} not installed: allowed is Debian or Ubuntu, or install them"
+        )
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     # A container's policy forbids starting services, and so do we: ours run from their own folder.
     policy = Path("/usr/sbin/policy-rc.d")
@@ -167,7 +177,9 @@ def _install(needed: dict[str, str]) -> None:
     try:
         install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *missing]
         if not _succeeds(["apt-get", "update", "-q"], env) or subprocess.run(install, env=env, check=False).returncode:
-            raise UserError(f"make slurm: apt-get install {' '.join(missing)}: failed; its answer stands above")
+            raise CannotInstallError(
+                f"make slurm: apt-get install {' '.join(missing)}: failed; its answer stands above"
+            )
     finally:
         if ours:
             policy.unlink()
@@ -219,7 +231,7 @@ def _munge(state: Path) -> None:
     command += [f"--pid-file={folder}/self", f"--seed-file={folder}/seed", f"--log-file={folder}/log"]
     _start(state, "munged", command, dict(os.environ), user="munge")
     socket_path = folder / "socket"
-    _until("munged", folder / "log", lambda: _succeeds(["munge", "-n", f"--socket={socket_path}"], dict(os.environ)))
+    _until(state, "munged", lambda: _succeeds(["munge", "-n", f"--socket={socket_path}"], dict(os.environ)))
 
 
 def _mariadb(state: Path) -> None:
@@ -233,7 +245,7 @@ def _mariadb(state: Path) -> None:
             raise UserError(f"make slurm: mariadb-install-db failed: see {folder}/log")
     _start(state, "mariadbd", ["mariadbd", defaults], env)
     client = ["mariadb", "--no-defaults", "--user=root", f"--socket={folder}/socket"]
-    _until("mariadbd", folder / "log", lambda: _succeeds([*client, "-e", "select 1"], env))
+    _until(state, "mariadbd", lambda: _succeeds([*client, "-e", "select 1"], env))
     password = next(
         line.partition("=")[2] for line in (state / "slurmdbd.conf").read_text().splitlines() if "StoragePass" in line
     )
@@ -283,18 +295,20 @@ def _stop(state: Path, name: str) -> None:
     pid = _running(state, name)
     if pid is None:
         return
-    os.kill(pid, 15)
-    try:
-        _until(name, state / f"{name}.log", lambda: _running(state, name) is None)
-    except UserError:
-        os.kill(pid, 9)
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + PATIENCE_S
+    while _running(state, name):
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
 
 
-def _until(what: str, log: Path, done: Callable[[], bool]) -> None:
+def _until(state: Path, name: str, done: Callable[[], bool]) -> None:
+    """Wait for something that a daemon does."""
     deadline = time.monotonic() + PATIENCE_S
     while not done():
-        if time.monotonic() > deadline:
-            raise UserError(f"make slurm: {what}: not ready after {PATIENCE_S:.0f} s: see {log}")
+        if not _running(state, name) or time.monotonic() > deadline:
+            raise UserError(f"make slurm: {name}: did not start; see its logs in {state}")
         time.sleep(0.1)
 
 

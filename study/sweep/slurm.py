@@ -41,12 +41,6 @@ def limits() -> Limits:
 # ------------------------------------------------------------------------------------------------------------ asking
 
 
-def query(runs_dir: Path, sweep: Sweep) -> dict[str, str]:
-    """Signature → ``pending``, ``running``, ``unknown`` or ``failed``, for the points that Slurm knows more about than
-    their own folders do."""
-    return {signature: job.state for signature, job in jobs(runs_dir, sweep).items()}
-
-
 def jobs(runs_dir: Path, sweep: Sweep) -> dict[str, Job]:
     """What Slurm knows of the points of a sweep: one query to the queue, and one to the accounting for what is gone
     from there and left no word of its own. Points that were never submitted, were cancelled, or ended and told it
@@ -229,23 +223,29 @@ def cancel(sweep: Sweep, *, runs_dir: Path, signatures: Collection[str] | None =
     runs_dir = runs_dir.absolute()
     with slurm_ledger.lock(runs_dir):
         slurm_send.settle(runs_dir)
-        found = {s: job for s, job in jobs(runs_dir, sweep).items() if signatures is None or s in signatures}
+        known = slurm_ledger.latest(slurm_ledger.arrays(runs_dir))
+        chosen = {point.signature for point in sweep.points} if signatures is None else set(signatures)
+        found = slurm_jobs.find(runs_dir, {signature: known[signature] for signature in chosen & known.keys()})
         if unknown := [job for job in found.values() if job.state == "unknown"]:
             raise UserError(f"cluster = slurm: cannot cancel: {unknown[0].reason}; allowed is to try again")
         live = {signature: job for signature, job in found.items() if job.state in ("pending", "running")}
-        confirm("cancel", len(live), yes=yes)
-        indices: dict[str, set[int]] = defaultdict(set)
-        for job in live.values():
-            array, _, index = (job.id or "").partition("_")
-            indices[array].add(int(index))
-        if not indices:
+        if not live:
             print("nothing is queued or running")
             return 0
-        try:
-            slurm_state.ask(["scancel", *(f"{array}_[{slurm_state.compress(i)}]" for array, i in indices.items())])
-        except Unanswered as error:
-            print(f"study: scancel: {error}", file=sys.stderr)
-            return 1
+        confirm("cancel", len(live), yes=yes)
+        indices: dict[str, set[int]] = defaultdict(set)
+        for signature in live:
+            array, index = known[signature]
+            indices[array.token].add(index)
+        by_token = {array.token: array for array, _ in known.values()}
+        for token, chosen_indices in indices.items():
+            array = by_token[token]
+            try:
+                slurm_state.ask(["scancel", f"{array.job}_[{slurm_state.compress(chosen_indices)}]"])
+            except Unanswered as error:
+                print(f"study: scancel: {error}", file=sys.stderr)
+                return 1
+            slurm_ledger.cancel(array, chosen_indices)
         for signature, job in live.items():
             own = status.read(runs_dir / signature)
             if job.state == "pending" and own is not None and own.state in ("scheduled", "running"):

@@ -84,7 +84,9 @@ def _accounted(absent: Known) -> dict[str, Job]:
         if task is not None and task.means in (slurm_state.ENDED, slurm_state.STOPPED):
             job = _over(task)
         elif array.job is not None:
-            job = Job("failed", _id(array, index), f"job {_id(array, index)} is gone from Slurm and left no status")
+            job = Job(
+                "failed", _id(array, index), f"job {_id(array, index)} is gone and left no status: was it cancelled?"
+            )
         else:
             young = time.time() - array.time < ANSWER_S
             job = Job("unknown", None, "sbatch has not answered yet") if young else None

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +34,8 @@ class Array:
     """Slurm's number of the array, once it has answered."""
     gone: bool = False
     """sbatch refused, or Slurm never heard of it: its points were not submitted."""
+    cancelled: frozenset[int] = frozenset()
+    """Indices that `study sweep cancel` took back; Slurm forgets at once those that had not started."""
 
     @property
     def name(self) -> str:
@@ -70,8 +72,9 @@ def arrays(runs_dir: Path) -> list[Array]:
 
 
 def latest(known: list[Array]) -> Known:
-    """The newest submission of every point."""
-    return {point: (array, i) for array in known if not array.gone for i, point in array.tasks.items()}
+    """The newest submission of every point, without those that were cancelled."""
+    newest = {point: (array, i) for array in known if not array.gone for i, point in array.tasks.items()}
+    return {point: (array, i) for point, (array, i) in newest.items() if i not in array.cancelled}
 
 
 def new(path: Path, tasks: Mapping[int, str]) -> Array:
@@ -97,6 +100,11 @@ def answer(array: Array, job: str) -> Array:
 def drop(array: Array, reason: str) -> None:
     """Write down that an array was not submitted, and why."""
     _append(array.ledger, {"event": "gone", "token": array.token, "reason": reason})
+
+
+def cancel(array: Array, indices: Collection[int]) -> None:
+    """Write down that some tasks of an array were cancelled."""
+    _append(array.ledger, {"event": "cancelled", "token": array.token, "indices": sorted(indices)})
 
 
 @contextmanager
@@ -140,6 +148,8 @@ def _read(path: Path) -> dict[str, Array]:
                 found[token] = Array(path, token, tasks, event["time"])
             elif event["event"] == "answer":
                 found[token] = replace(found[token], job=event["job"])
+            elif event["event"] == "cancelled":
+                found[token] = replace(found[token], cancelled=found[token].cancelled | set(event["indices"]))
             else:
                 found[token] = replace(found[token], gone=True)
         except (KeyError, TypeError, AttributeError):
