@@ -17,6 +17,11 @@ from study.rng import generator
 EVICTIONS = ["oldest", "newest", "random"]
 
 
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    torch.manual_seed(0)
+
+
 def keys(*rows: int) -> Tensor:
     """Unit vectors (len(rows), 2), one direction an integer: tells them apart and turns none into another."""
     angle = torch.tensor(rows, dtype=torch.float32)

@@ -19,6 +19,11 @@ def parameters(module: nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in module.state_dict().items()}
 
 
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.mark.parametrize(
     ("arch", "block", "depth", "options"),
     [

@@ -20,27 +20,32 @@ def reference(x: Tensor, splits: int) -> tuple[Tensor, nn.BatchNorm2d]:
     return out, average
 
 
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("splits", [1, 2, 8])
 def test_each_split_is_normalised_by_its_own_statistics(splits: int, dtype: torch.dtype) -> None:
-    x = torch.randn(16, 3, 4, 4).contiguous(memory_format=torch.channels_last).to(dtype)
-    one, two = x.clone().requires_grad_(), x.clone().requires_grad_()
+    x, pull = (torch.randn(16, 3, 4, 4).contiguous(memory_format=torch.channels_last).to(dtype) for _ in range(2))
+    one, two = x.clone().requires_grad_(), x.float().requires_grad_()
     norm = SplitBatchNorm(3, splits)
     nn.init.uniform_(norm.weight)
     nn.init.uniform_(norm.bias)
-    out, (expected, average) = norm(one), reference(two, splits)
-    weight, bias = norm.weight[:, None, None], norm.bias[:, None, None]
-    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.03, "rtol": 0.03}
-    torch.testing.assert_close(out.float(), expected.float() * weight + bias, **tolerance)
+    out, (normalised, average) = norm(one), reference(two, splits)
+    weight, bias = (p.detach()[:, None, None] for p in (norm.weight, norm.bias))
+    out.backward(pull)
+    (normalised * weight).backward(pull.float())
+
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
+    torch.testing.assert_close(out.float(), normalised * weight + bias, **tolerance)
+    torch.testing.assert_close(one.grad.float(), two.grad, **tolerance)
+    torch.testing.assert_close(norm.weight.grad, (normalised.detach() * pull).sum((0, 2, 3)), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(norm.bias.grad, pull.float().sum((0, 2, 3)), atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(norm.running_mean, average.running_mean)
     torch.testing.assert_close(norm.running_var, average.running_var)
     assert out.is_contiguous(memory_format=torch.channels_last) and out.dtype == dtype and norm.num_batches_tracked == 1
-    pull = torch.randn(out.shape)
-    (out.float() * pull).sum().backward()
-    ((expected.float() * weight.detach()) * pull).sum().backward()
-    torch.testing.assert_close(one.grad.float(), two.grad.float(), **tolerance)
-    torch.testing.assert_close(norm.bias.grad, pull.sum((0, 2, 3)), atol=0.05, rtol=1e-2)
-    torch.testing.assert_close(norm.weight.grad, (expected.detach() * pull).sum((0, 2, 3)), atol=0.05, rtol=1e-2)
 
 
 def test_in_eval_mode_split_bn_is_plain_bn() -> None:
