@@ -53,7 +53,8 @@ def code() -> dict[str, Any]:
     snapshot = os.environ.get("STUDY_SNAPSHOT")
     with suppress(OSError, ValueError):
         found = json.loads(Path(snapshot or _ROOT / SNAPSHOT).read_bytes())
-        return {key: found.get(key, default) for key, default in unknown.items()}
+        if isinstance(found, dict):
+            return {key: found.get(key, default) for key, default in unknown.items()}
     with suppress(OSError, subprocess.SubprocessError):
         _git(
             "ls-files", "--error-unmatch", "study/__init__.py"
