@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 from sweep_files import write
 
 from study.run import status
+from study.run.lock import Lock
 from study.sweep import launch, plan, record
 from study.sweep.grid import Sweep, load
 from study.sweep.local import Options
@@ -204,6 +206,27 @@ def test_a_point_that_stops_elsewhere_is_taken_over_by_who_waits(
     first.kill()
     assert second.wait(30) == 0
     assert set(states(load(path, "tiny"), runs).values()) == {"done"}
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_a_point_found_locked_is_in_other_hands_if_something_runs_there_and_failed_if_nothing_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shows: bool
+) -> None:
+    sweep, runs = load(write(tmp_path, TWO), "tiny"), tmp_path / "runs"
+    record.write(sweep, runs)
+    made = plan.make(sweep, runs)
+    folder = runs / sweep.points[0].signature
+    folder.mkdir()
+    lock = Lock(folder)
+    if shows:
+        here = status.Status(folder.name, "running", 1, host=socket.gethostname(), pid=os.getpid())
+        here.heartbeat = time.time()
+        status.write(folder, here, durable=False)
+    assert launch.launch(made, runs, Options(2, trainer=FAKE), mirror=False) == (0 if shows else 1)
+    said = capsys.readouterr().err
+    assert ("elsewhere: another process runs it" if shows else "another process holds it, and nothing runs") in said
+    assert [child["signature"] for child in trained(runs)] == [sweep.points[1].signature]
+    lock.release()
 
 
 def test_a_probe_waits_for_its_pretraining_and_is_blocked_when_that_fails(tmp_path: Path) -> None:
