@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from study import __version__
+from study.arguments import Parser
 from study.errors import UserError
 
 EPILOG = """\
@@ -34,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"study {__version__}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for room in (train_commands, sweep, runs, report, data, bench_commands):
         room.register(commands)
     return top

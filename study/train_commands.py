@@ -5,7 +5,10 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from study.arguments import Parser
 
 EPILOG = """\
 examples:
@@ -21,7 +24,7 @@ exit codes: 0 finished, or another process holds the run · 1 failed · 2 bad in
             130 Ctrl-C · 143 SIGTERM"""
 
 
-def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def register(subparsers: "argparse._SubParsersAction[Parser]") -> None:
     """Add ``study train``."""
     command = subparsers.add_parser(
         "train",
@@ -55,6 +58,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     command.add_argument(
         "--json", action="store_true", help='the last line is {"signature", "dir", "final": {metric: value}}'
     )
+    command.rest = "arguments"
     command.set_defaults(func=run)
 
 

@@ -211,3 +211,11 @@ def test_bad_input_exits_with_2_and_makes_nothing(tmp_path: Path, arguments: lis
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 2 and message in last, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_overrides_may_stand_after_options(tmp_path: Path) -> None:
+    """argparse by itself drops the last one."""
+    command = [sys.executable, "-m", "study", "train", "m=0.5", "--threads", "1", "T=0.2", "--list", "seed=7"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    expected = resolve({"m": 0.5, "T": 0.2, "seed": 7}, "t").signature
+    assert f"signature {expected}" in done.stdout

@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from study.arguments import Parser
 
 if TYPE_CHECKING:
     from study.sweep.grid import Sweep
@@ -55,21 +56,6 @@ SHOWN = 40
 
 WATCH_S, FOLLOW_S = 2.0, 0.5
 """Seconds between two looks of `status --watch` and of `logs -f`."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Takes ``SWEEP.yaml --scale quick key=value``: words after an option join the list named ``rest``."""
-
-    rest = ""
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        known, extras = super().parse_known_args(args, namespace)
-        words = [word for word in extras if self.rest and not word.startswith("-")]
-        if words:
-            setattr(known, self.rest, [*getattr(known, self.rest), *words])
-        return known, [word for word in extras if word not in words]
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

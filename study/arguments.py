@@ -1,0 +1,19 @@
+"""Arguments in any order: ``study train my.yaml --scale quick m=0.99``."""
+
+import argparse
+from collections.abc import Sequence
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes Words that stand after an option join the positional list named ``rest``, which argparse itself drops."""
+
+    rest = ""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        known, extras = super().parse_known_args(args, namespace)
+        words = [word for word in extras if self.rest and not word.startswith("-")]
+        if words:
+            setattr(known, self.rest, [*getattr(known, self.rest), *words])
+        return known, [word for word in extras if word not in words]
