@@ -61,7 +61,7 @@ def floors(sweep: SweepRuns, axes: Axes) -> None:
         if len(values):
             height = float(values.mean()) * factor
             axes.axhline(height, color=MUTED, linestyle="--", linewidth=0.9)
-            label_end(axes, math.inf, height, f"{floor.name}\n{height:.1f}", MUTED)
+            label_end(axes, math.inf, height, f"{floor.name} {height:.1f}", MUTED, 7.5)
 
 
 def grow(axes: Axes, room: float) -> float:
@@ -127,6 +127,6 @@ def spoken(sweep: SweepRuns, name: str | None = None) -> str:
     said = []
     for arm in sweep.arms:
         values = sweep.values(arm, metric.name)
-        if len(values):
-            said.append(f"{arm.name} {metric.show(float(values.mean()))}")
+        if len(values) or arm.diverged:
+            said.append(f"{arm.name} {metric.show(float(values.mean()) if len(values) else math.nan)}")
     return "; ".join(said)

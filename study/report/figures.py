@@ -71,7 +71,7 @@ def _against_lag(sweep: SweepRuns) -> Drawn:
         colour, marker = COLOURS[3 - 2 * i], MARKERS[i]
         points = numbers_of(sweep, arms, name)
         errorbar(ours, [x[arm.labels["m"]] for arm in arms], points, colour, marker)
-        ends += _end([x[arm.labels["m"]] for arm in arms], points, metrics.of(name).label, colour)
+        ends += _end([x[arm.labels["m"]] for arm in arms], points, max(x.values()), metrics.of(name).label, colour)
     steps = max(arm.steps for arm in arms)
     if steps:
         ours.axvline(math.log10(steps), color=MUTED, linewidth=0.8, linestyle=":")
@@ -122,11 +122,11 @@ def _against_lag(sweep: SweepRuns) -> Drawn:
 
 
 def _end(
-    x: Sequence[float], points: Sequence[tuple[float, float]], text: str, colour: str
+    x: Sequence[float], points: Sequence[tuple[float, float]], last: float, text: str, colour: str
 ) -> list[tuple[float, float, str, str]]:
-    """Where a line's name goes: its last point that has a value."""
+    """Where a line's name goes: its last point that has a value, or the right edge if that is the last place of all."""
     seen = [(place, mean) for place, (mean, _) in zip(x, points, strict=True) if math.isfinite(mean)]
-    return [(*seen[-1], text, colour)] if seen else []
+    return [(math.inf if seen[-1][0] == last else seen[-1][0], seen[-1][1], text, colour)] if seen else []
 
 
 def _no_number(axes: Axes, x: float, text: str) -> None:
@@ -153,7 +153,7 @@ def _m_ticks(axes: Axes, arms: Sequence[Arm]) -> None:
     values = [float(arm.get("m")) for arm in arms]
     names = [f"{show(arm.labels['m'])}\n{_steps(m)}" for arm, m in zip(arms, values, strict=True)]
     axes.set_xticks([_lag(m) for m in values], names)
-    axes.set_xlabel("m\n1/(1 − m), lag of the key encoder in steps")
+    axes.set_xlabel("m\nlag of f_k, 1/(1 − m) steps")
     axes.grid(axis="x", visible=False)
 
 
@@ -179,7 +179,7 @@ def _lines(sweep: SweepRuns) -> Drawn:
         points = numbers_of(sweep, arms, sweep.metric)
         at = [over.index(arm.labels[x]) for arm in arms]
         errorbar(ours, at, points, COLOURS[i % 7], MARKERS[i % 7])
-        ends += _end(at, points, named(line, name), COLOURS[i % 7])
+        ends += _end(at, points, len(over) - 1, named(line, name), COLOURS[i % 7])
     floors(sweep, ours)
     metric = metrics.of(sweep.metric)
     ours.set(ylabel=metric.axis, title=f"Here: {setting(sweep)}")

@@ -76,7 +76,7 @@ def render(figure: Figure) -> dict[str, bytes]:
 _END = "line's end"
 
 
-def label_end(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
+def label_end(axes: Axes, x: float, y: float, text: str, colour: str, size: float = 8.5) -> None:
     """Write a name to the right of (x, y), in data coordinates; an x of infinity is the right edge. `finish` moves the
     names at one x apart."""
     edge = math.isinf(x)
@@ -88,7 +88,7 @@ def label_end(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
         textcoords="offset points",
         color=colour,
         va="center",
-        fontsize=7.5 if edge else 8.5,
+        fontsize=size,
         annotation_clip=False,
         label=_END,
     )

@@ -1,0 +1,124 @@
+"""Figures show every arm, in words and colours that all can read, and are the same bytes each time."""
+
+import itertools
+import math
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+from report_fixture import STORED, SWEEPS, write
+
+from study.report import figures, load, style
+from study.report.drawing import Drawn
+from study.report.load import SweepRuns
+from study.sweep import grid
+from study.sweep.grid import Point
+
+SHAPES = ("momentum", "mechanisms", "dictionary-momentum", "shuffle")
+"""One axis of momenta; two axes with a numeric one; two axes with words; one axis of words."""
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def drawn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepRuns, list[Drawn]]:
+    """The figures of a real sweep whose first arm diverged in every seed."""
+    folder = tmp_path_factory.mktemp("runs")
+    sweep = grid.load(SWEEPS / f"{request.param}.yaml", "cpu")
+    first = sweep.points[0].labels
+
+    def change(point: Point, final: dict[str, float]) -> dict[str, float]:
+        return dict.fromkeys(final, math.nan) if point.labels == first else final
+
+    write(folder, sweep, steps=60, every=6, change=change)
+    (runs,) = load.load(folder, SWEEPS)
+    return runs, list(figures.draw(runs))
+
+
+def texts(one: Drawn) -> list[Text]:
+    """What is written in a figure, but for the ticks: those beyond the axes are not drawn."""
+    FigureCanvasAgg(one.figure).draw()
+    ticks = {label for axes in one.figure.axes for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels()}
+    found = one.figure.findobj(lambda artist: isinstance(artist, Text) and artist not in ticks)
+    return [text for text in found if isinstance(text, Text) and text.get_visible() and text.get_text().strip()]
+
+
+def test_every_sweep_has_its_figures(drawn: tuple[SweepRuns, list[Drawn]]) -> None:
+    sweep, made = drawn
+    assert [one.name for one in made] == [sweep.name, f"{sweep.name}-training", f"{sweep.name}-consistency"]
+    for arm in sweep.arms:
+        said = re.search(rf"(?:^|[:;] ){re.escape(arm.name)} ([\d.]+|diverged)", made[0].alt)
+        assert said is not None, "the words give every number that there is"
+        assert (said[1] == "diverged") == bool(arm.diverged)
+    assert "last epoch (20)" in made[0].caption and "ddof = 1" in made[0].caption and "n = 3" in made[0].caption
+
+
+def test_an_arm_that_diverged_is_seen(drawn: tuple[SweepRuns, list[Drawn]]) -> None:
+    assert any(text.get_text() == "diverged" for text in texts(drawn[1][0]))
+
+
+def test_nothing_is_cut_off_and_no_two_names_overlap(drawn: tuple[SweepRuns, list[Drawn]]) -> None:
+    for one in drawn[1]:
+        canvas = one.figure.bbox
+        boxes = []
+        for text in texts(one):
+            box = text.get_window_extent()
+            assert canvas.x0 - 1 <= box.x0 and box.x1 <= canvas.x1 + 1, f"{one.name}: {text.get_text()!r} is cut off"
+            assert canvas.y0 - 1 <= box.y0 and box.y1 <= canvas.y1 + 1, f"{one.name}: {text.get_text()!r} is cut off"
+            boxes.append((text.get_text(), box.shrunk(0.8, 0.7)))
+        for (a, box_a), (b, box_b) in itertools.combinations(boxes, 2):
+            assert not box_a.overlaps(box_b), f"{one.name}: {a!r} and {b!r} overlap"
+
+
+def test_files_carry_no_date_and_no_version() -> None:
+    (sweep,) = load.load(STORED / "runs", STORED / "sweeps")
+    files = style.render(next(iter(figures.draw(sweep))).figure)
+    assert not re.search(rb"<dc:date>|CreationDate|\d{4}-\d\d-\d\dT|[Mm]atplotlib v", files["svg"] + files["pdf"])
+    assert b"Software" not in files["png"]
+
+
+def test_a_large_grid_has_its_table_only(tmp_path: Path) -> None:
+    sweeps = tmp_path / "sweeps"
+    (sweeps / "scales").mkdir(parents=True)
+    (sweeps / "scales/quick.yaml").write_text((STORED / "sweeps/scales/quick.yaml").read_text())
+    values = [round(0.01 * i, 2) for i in range(50)]
+    (sweeps / "large.yaml").write_text(
+        f"name: large\ntitle: Large\naxes: {{weight_decay: {values}}}\n".replace("weight", "optimiser.weight")
+    )
+    write(tmp_path / "runs", grid.load(sweeps / "large.yaml", "quick"), steps=4, every=2)
+    (runs,) = load.load(tmp_path / "runs", sweeps)
+    assert len(runs.measured) == 50 and list(figures.draw(runs)) == []
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("ground", ["#ffffff", "#0d1117"])
+def test_colours_are_readable_on_the_light_and_the_dark_page(ground: str) -> None:
+    for colour in style.COLOURS:
+        high, low = sorted((luminance(colour), luminance(ground)), reverse=True)
+        assert (high + 0.05) / (low + 0.05) >= 3, f"{colour} on {ground}"
+
+
+@given(st.lists(st.floats(0, 300), min_size=1, max_size=8), st.floats(1, 20))
+def test_names_moved_apart_keep_order_distance_and_centre(heights: list[float], gap: float) -> None:
+    natural = sorted(heights)
+    moved = style.spread(natural, gap)
+    assert len(moved) == len(natural)
+    assert all(b - a >= gap - 1e-6 for a, b in itertools.pairwise(moved))
+    assert sum(moved) == pytest.approx(sum(natural), abs=1e-6)
+    if all(b - a >= gap for a, b in itertools.pairwise(natural)):
+        assert moved == pytest.approx(natural)
+
+
+def test_the_style_is_not_left_behind() -> None:
+    before = dict(mpl.rcParams)
+    (sweep,) = load.load(STORED / "runs", STORED / "sweeps")
+    next(iter(figures.draw(sweep)))
+    assert {key: mpl.rcParams[key] for key in style.RC} == {key: before[key] for key in style.RC}
