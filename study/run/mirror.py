@@ -86,6 +86,7 @@ class Mirror:
         self.runs_dir = runs_dir.resolve()
         self.store = store.resolve(into or runs_dir, uri)
         self._params: dict[Path, dict[str, Any]] = {}
+        self._settled: dict[Path, Any] = {}  # how the folders of ended runs looked when all of them was sent
         self._trusting = False  # notes are checked against the store at first, and after any fault
 
     def sync(self, *, deep: bool = False) -> SyncReport:
@@ -97,14 +98,16 @@ class Mirror:
         from study.run.tracker import Refused, Unreachable
 
         report = SyncReport()
+        if deep or not self._trusting:
+            self._settled.clear()
+        trusting, self._trusting = self._trusting, False
         try:
             with store.opened(self.store) as tracker:
-                self._pass(tracker, report, deep)
-            self._trusting = report.complete
+                self._trusting = self._pass(tracker, report, trusting, deep)
         except (Unreachable, Refused, store.Busy) as error:
-            report.error, self._trusting = self.store.fault(str(error)).args[0], False
+            report.error = self.store.fault(str(error)).args[0]
         except UserError as error:
-            report.error, self._trusting = str(error), False
+            report.error = str(error)
         return report
 
     def watch(self, stop: threading.Event, interval: float = INTERVAL_S) -> SyncReport:
@@ -119,30 +122,40 @@ class Mirror:
         self._trusting = False
         return self.sync()
 
-    def _pass(self, tracker: "Tracker", report: SyncReport, deep: bool) -> None:
+    def _pass(self, tracker: "Tracker", report: SyncReport, trusting: bool, deep: bool) -> bool:
+        """Serve all runs; true if the store took everything."""
         from study.run.tracker import Refused, Unreachable
 
         places = tracked.places(self.runs_dir)
         held: dict[str, dict[str, list[Known]]] = {}
+        accepted = True
         for folder in tracked.folders(self.runs_dir):
             report.runs += 1
             try:
+                looks = _looks(folder, places.get(folder.name))
+                if self._settled.get(folder) == looks:
+                    continue
                 if folder not in self._params:
                     self._params[folder] = tracked.params(folder)
                 known = tracked.facts(folder, self._params[folder])
-                entries = places.get(folder.name) or [tracked.lone(folder.name, known.params)]
-                for entry in entries:
+                for entry in places.get(folder.name) or [tracked.lone(folder.name, known.params)]:
                     experiment = tracker.experiment(entry.place)
-                    if not self._trusting and experiment.id not in held:
+                    if not trusting and experiment.id not in held:
                         held[experiment.id] = tracker.runs(experiment)
                     push = _Push(tracker, experiment, folder, entry, known, report, deep)
                     push.run(held[experiment.id].get(folder.name, []) if experiment.id in held else None)
+                if known.ended_ms is not None:
+                    self._settled[folder] = looks
             except Unreachable:
                 raise
-            except (UserError, Refused) as error:
+            except Refused as error:
+                accepted = False
+                report.problems.append(f"{folder}: {error}")
+            except UserError as error:
                 report.problems.append(f"{folder}: {error}")
             except Exception as error:  # whatever is wrong with one folder, the others are shown
                 report.problems.append(f"{folder}: {type(error).__name__}: {error}")
+        return accepted
 
 
 class _Push:
@@ -298,7 +311,8 @@ class _Push:
     def _seen(self) -> str:
         """What the folder looked like: a run that still looks so needs nothing."""
         size = self.journal.stat().st_size if self.journal.exists() else 0
-        return _digest(repr((size, self.known.state, self.known.ended_ms, self.known.attempt, self.entry)))
+        end = _tail(self.journal, size)
+        return _digest(repr((size, end, self.known.state, self.known.ended_ms, self.known.attempt, self.entry)))
 
     def _note(self) -> None:
         assert self.progress is not None
@@ -330,6 +344,13 @@ def tags(known: Facts, entry: Entry) -> dict[str, str]:
         "mlflow.source.git.branch": known.tags.get("study.branch"),
     }
     return labels | dict(known.tags) | {name: value for name, value in found.items() if value}
+
+
+def _looks(folder: Path, entries: list[Entry] | None) -> Any:
+    """Changes whenever the run, or what the sweeps say of it, changes."""
+    sources = [folder / name for name in ("metrics.jsonl", "status.json", "provenance.json")]
+    sizes = [(path.stat().st_mtime_ns, path.stat().st_size) for path in sources if path.exists()]
+    return sizes, entries
 
 
 def _read_notes(folder: Path) -> dict[str, Any]:
@@ -379,15 +400,26 @@ class Beside:
             start_new_session=True,  # Ctrl-C is the launcher's; the mirror ends when its input does
             text=True,
         )
+        self._report: SyncReport | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process that mirrors."""
+        return self._process.pid
 
     def stop(self, timeout: float = STOP_S) -> SyncReport:
-        """Ask for a last complete pass and wait for it.
+        """Ask for a last complete pass and wait for it; a second call gives the same report.
 
         Args:
             timeout: seconds after which the mirror is killed; a later ``study runs sync`` does the rest.
         """
+        if self._report is None:
+            self._report = self._stop(timeout)
+        return self._report
+
+    def _stop(self, timeout: float) -> SyncReport:
         try:
-            out, _ = self._process.communicate("", timeout=timeout)
+            out, _ = self._process.communicate(timeout=timeout)
             return SyncReport(**json.loads(out.splitlines()[-1]))
         except subprocess.TimeoutExpired:
             self._process.kill()

@@ -87,6 +87,7 @@ class Tracker:
         self.uri, self.artifacts = uri, artifacts
         self._client = self._call(MlflowClient, uri, uri)
         self._experiments: dict[str, Experiment] = {}
+        self.close()  # MLflow keeps connections for the life of a process, and the file may be another one by now
 
     @classmethod
     def open(cls, uri: str, artifacts: Path | None) -> "Tracker":
@@ -103,6 +104,12 @@ class Tracker:
         except Refused as error:
             raise Unreachable(str(error)) from error
         return tracker
+
+    def close(self) -> None:
+        """Let go of a sqlite file; the next call opens what is there then."""
+        engine = getattr(self._client._tracking_client.store, "engine", None)
+        if engine is not None:
+            engine.dispose()
 
     # ------------------------------------------------------------------------------------------------ experiments
 

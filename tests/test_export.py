@@ -1,0 +1,150 @@
+"""Exported runs: the same bytes for the same runs, nothing private in them, and a store filled from them is equal."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tracking_fixture import START_S, fresh_store, held, line, make, same, set_status, sweep
+
+from study.errors import UserError
+from study.run import export, imports
+from study.run.mirror import Mirror
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Three runs: finished, failed, and diverged with readings that are not finite."""
+    folder = tmp_path / "runs"
+    folders = [
+        make(folder, 0),
+        make(folder, 1, state="failed", error="OSError: /secret/path", final={}),
+        make(folder, 2, final={"knn": float("nan")}),
+    ]
+    with (folders[2] / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 21, "time_ms": 5, "metrics": {"train/loss": NaN, "train/lr": -Infinity}}\n')
+    sweep(folder, folders)
+    return folder
+
+
+def test_the_same_runs_give_the_same_bytes_wherever_they_lie(runs: Path, tmp_path: Path) -> None:
+    first = [path.read_bytes() for path in export.export(runs, tmp_path / "a")]
+    shutil.copytree(runs, tmp_path / "elsewhere" / "runs")
+    (tmp_path / "elsewhere" / "runs" / next(runs.glob("*/config.yaml")).parent.name / "mirror.json").write_text(
+        "{}"
+    )  # mirrored
+    second = [path.read_bytes() for path in export.export(tmp_path / "elsewhere" / "runs", tmp_path / "b")]
+    assert first == second and len(first) == 2
+
+
+def test_an_unchanged_file_is_left_alone_and_a_changed_one_is_not(runs: Path, tmp_path: Path) -> None:
+    paths = export.export(runs, tmp_path / "out")
+    before = [path.stat().st_mtime_ns for path in paths]
+    assert [path.stat().st_mtime_ns for path in export.export(runs, tmp_path / "out")] == before
+    with next(runs.glob("*/metrics.jsonl")).open("a") as file:
+        file.write(line(30, {"train/loss": 1.0}))
+    after = [path.stat().st_mtime_ns for path in export.export(runs, tmp_path / "out")]
+    assert after[0] == before[0] and after[1] != before[1]
+
+
+def test_rows_are_sorted_complete_and_name_no_machine(runs: Path, tmp_path: Path) -> None:
+    for path in export.export(runs, tmp_path / "out"):
+        content = str(pq.read_table(path).to_pydict())
+        assert not any(secret in content for secret in ("secret", "node1", "7_0", str(tmp_path)))
+    rows, metrics = export.load(tmp_path / "out")
+    assert list(rows.signature) == sorted(rows.signature) and len(rows) == 3
+    keys = list(zip(metrics.signature, metrics.name, metrics.step, strict=True))
+    assert keys == sorted(keys) and len(keys) == 3 * 40 + 2
+    finished = rows[rows.state == "finished"].iloc[0]
+    assert (finished.sweep, finished.scale, finished.metric, finished.steps) == ("momentum", "smoke", "knn", 20)
+    assert json.loads(finished.params)["dictionary.K"] == 512 and json.loads(finished.labels) == {"m": 0.99}
+    assert finished.started_ms == round(START_S * 1000)
+    exact = metrics[(metrics.name == "train/loss") & (metrics.signature == finished.signature)]
+    assert 8.0 / 3 in {value - json.loads(finished.params)["seed"] for value in exact.value}
+
+
+def test_a_run_of_two_sweeps_is_loaded_once_for_each_with_one_history(runs: Path, tmp_path: Path) -> None:
+    folders = sorted(path.parent for path in runs.glob("*/config.yaml"))
+    sweep(runs, folders[:1], name="mechanisms")
+    paths = export.export(runs, tmp_path / "out")
+    assert [path.name for path in paths[::2]] == ["mechanisms-smoke.runs.parquet", "momentum-smoke.runs.parquet"]
+    rows, metrics = export.load(tmp_path / "out")
+    assert len(rows) == 4 and not metrics.duplicated(["signature", "name", "step"]).any()
+
+
+def test_lone_runs_are_exported_when_asked(runs: Path, tmp_path: Path) -> None:
+    make(runs, 9)
+    assert len(export.export(runs, tmp_path / "out")) == 2
+    (path, _) = export.export(runs, tmp_path / "out", ["train"])
+    assert path.name == "train.runs.parquet" and pq.read_table(path).num_rows == 1
+    with pytest.raises(UserError, match=r"sweep = nope: allowed is momentum-smoke, train"):
+        export.export(runs, tmp_path / "out", ["nope"])
+
+
+def test_a_store_filled_from_files_equals_one_synced_from_folders(runs: Path, tmp_path: Path) -> None:
+    export.export(runs, tmp_path / "out")
+    from_folders, from_files = fresh_store(tmp_path / "one"), fresh_store(tmp_path / "two")
+    assert Mirror(runs, from_folders.uri).sync().complete
+    report = imports.fill(tmp_path / "out", from_files)
+    assert report.complete and report.created == 3
+    synced, imported = (held(one.uri, private=False) for one in (from_folders, from_files))
+    assert same(synced, imported)
+    again = imports.fill(tmp_path / "out", from_files)
+    assert (again.created, again.updated, again.points, again.removed) == (0, 0, 0, 0)
+    assert held(from_files.uri, private=False) == imported
+
+
+def test_an_interrupted_import_is_completed_and_a_changed_run_replaced(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from study.run.tracker import Tracker, Unreachable
+
+    export.export(runs, tmp_path / "out")
+    target = fresh_store(tmp_path / "store")
+    log, count = Tracker.log, 0
+
+    def cut(self: Tracker, run_id: str, points: list) -> None:
+        nonlocal count
+        count += 1
+        log(self, run_id, points[:5] if count == 2 else points)
+        if count == 2:
+            raise Unreachable("cut")
+
+    monkeypatch.setattr(Tracker, "log", cut)
+    assert "cut" in str(imports.fill(tmp_path / "out", target).error)
+    assert imports.fill(tmp_path / "out", target).complete
+    found = held(target.uri)
+    assert sorted(len(run["points"]) for run in found.values()) == [40, 41, 43]
+    folder = next(path for path in runs.glob("*") if (path / "status.json").exists() and "NaN" not in str(path))
+    (folder / "metrics.jsonl").write_text(line(1, {"train/loss": 77.0}))
+    export.export(runs, tmp_path / "out")
+    report = imports.fill(tmp_path / "out", target)
+    assert report.complete and (report.created, report.removed) == (1, 1)
+    assert len(held(target.uri)) == 3
+
+
+def test_a_run_that_has_a_folder_here_is_not_taken_from_a_file(runs: Path, tmp_path: Path) -> None:
+    export.export(runs, tmp_path / "out")
+    target = fresh_store(tmp_path / "store")
+    folder = next(path.parent for path in sorted(runs.glob("*/status.json")))
+    set_status(folder, state="killed", attempt=5)
+    assert Mirror(runs, target.uri).sync().complete
+    before = held(target.uri)
+    report = imports.fill(tmp_path / "out", target)
+    assert (report.created, report.updated) == (0, 0) and held(target.uri) == before
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "foreign"])
+def test_a_damaged_file_is_named(runs: Path, tmp_path: Path, damage: str) -> None:
+    paths = export.export(runs, tmp_path / "out")
+    if damage == "missing":
+        paths[1].unlink()
+    elif damage == "torn":
+        paths[1].write_bytes(paths[1].read_bytes()[:-20])
+    else:
+        shutil.copy(paths[0], paths[1])
+    with pytest.raises(UserError, match=r"metrics\.parquet: cannot be read .*study runs export"):
+        export.load(tmp_path / "out")
+    with pytest.raises(UserError, match=r"holds no \*\.runs\.parquet"):
+        export.load(tmp_path)

@@ -1,0 +1,416 @@
+"""The mirror against a real sqlite store and a real `mlflow server`: nothing lost, nothing twice, the status true."""
+
+import json
+import multiprocessing
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from tracking_fixture import START_S, Proxy, fresh_store, held, line, make, same, set_status, sweep
+
+from study.errors import UserError
+from study.run import store, tracker, ui
+from study.run.mirror import Mirror, start_mirror
+from study.run.reconcile import reconcile
+from study.run.tracked import param
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder of runs with an empty store in it."""
+    fresh_store(tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    with ui.server(fresh_store(tmp_path_factory.mktemp("server")), 5600) as address:
+        proxy = Proxy(int(address.rpartition(":")[2]))
+        yield proxy
+        proxy.close()
+
+
+@pytest.fixture
+def proxy(server: Proxy, monkeypatch: pytest.MonkeyPatch) -> Proxy:
+    monkeypatch.setattr(tracker, "PAUSES", (0.0,))
+    server.fault, server.requests, server.host = lambda method, path: None, [], None
+    return server
+
+
+def uri(runs: Path) -> str:
+    return f"sqlite:///{runs / 'mlflow.db'}"
+
+
+def synced(runs: Path) -> dict:
+    report = Mirror(runs).sync()
+    assert report.complete, report
+    return held(uri(runs))
+
+
+def test_a_run_is_shown_with_all_that_its_folder_says(runs: Path) -> None:
+    folder = make(runs, attempts=2)
+    sweep(runs, [folder])
+    ((key, run),) = synced(runs).items()
+    assert key == ("momentum-smoke", folder.name)
+    assert (run["name"], run["status"]) == ("m=0.99 seed=0", "FINISHED")
+    assert (run["start"], run["end"]) == (round(START_S * 1000), round(START_S * 1000) + 100_000)
+    assert run["params"]["m"] == "0.99" and run["params"]["data.train_images"] == "1000"
+    assert run["params"]["probe"] == "null" and run["params"]["optimiser.lr_rule"] == "true"
+    expected = {
+        "study.signature": folder.name,
+        "study.sweep": "momentum",
+        "study.scale": "smoke",
+        "study.seed": "0",
+        "study.attempt": "2",
+        "study.hosts": "node1, node2",
+        "study.jobs": "7_0, 7_1",
+        "arm.m": "0.99",
+        "mlflow.source.git.commit": "0123456789abcdef",
+        "mlflow.source.git.branch": "main",
+        "study.dirty": "true",
+    }
+    assert expected.items() <= run["tags"].items() and "diverged" not in run["tags"]
+    assert run["data"] == [("fashion-mnist", "first-1000")]
+    points = {(name, step): (value, stamp) for name, step, value, stamp in run["points"]}
+    assert len(points) == 2 * 20 + 1
+    assert points["train/loss", 4] == ("2.0", round(START_S * 1000) + 40)
+    assert points["knn", 20] == ("0.5", run["end"])
+    client = MlflowClient(uri(runs), uri(runs))
+    artifacts = {item.path for item in client.list_artifacts(run["id"])}
+    assert {"config.yaml", "provenance.json", "provenance.diff"} <= artifacts
+    experiment = client.get_experiment_by_name("momentum-smoke")
+    assert "moving average" in experiment.tags["mlflow.note.content"]
+
+
+def test_params_have_one_spelling() -> None:
+    values = [None, True, 1e-3, 0.001, 1.0, 10, [0.6, 0.8], "off", "x" * 900]
+    texts = ["null", "true", "0.001", "0.001", "1.0", "10", "[0.6, 0.8]", "off", "x" * 500]
+    assert [param(value) for value in values] == texts
+
+
+def test_syncing_again_changes_nothing_even_without_notes(runs: Path) -> None:
+    folders = [make(runs, seed) for seed in range(2)]
+    sweep(runs, folders)
+    first = synced(runs)
+    again = Mirror(runs)
+    for _ in range(2):
+        report = again.sync()
+        assert (report.created, report.updated, report.points) == (0, 0, 0)
+    for folder in folders:
+        (folder / "mirror.json").unlink()
+    report = Mirror(runs).sync()
+    assert (report.created, report.points) == (0, 0)
+    assert held(uri(runs)) == first  # the very same tracked runs
+
+
+def test_a_growing_journal_is_sent_once_and_a_torn_line_when_it_is_whole(runs: Path) -> None:
+    folder = make(runs, steps=3, state="running")
+    mirror = Mirror(runs)
+    assert mirror.sync().points == 6
+    whole = line(4, {"train/loss": 4.0})
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(whole[:20])
+        file.flush()
+        assert mirror.sync().points == 0
+        file.write(whole[20:])
+    assert mirror.sync().points == 1
+    ((_, run),) = held(uri(runs)).items()
+    assert run["status"] == "RUNNING" and len(run["points"]) == 7
+
+
+def test_a_superseded_value_is_replaced_by_the_newest(runs: Path) -> None:
+    folder = make(runs, steps=5, state="running")
+    mirror = Mirror(runs)
+    mirror.sync()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line(4, {"train/loss": -4.0}, 1_790_000_100_000) + line(6, {"train/loss": 6.0}))
+    assert mirror.sync().complete
+    ((_, run),) = held(uri(runs)).items()  # which fails on two values of a step
+    assert ("train/loss", 4, "-4.0", 1_790_000_100_000) in run["points"]
+    assert len(run["points"]) == 11
+
+
+def test_a_journal_that_lost_lines_in_a_power_cut_is_followed(runs: Path) -> None:
+    folder = make(runs, steps=5, state="running")
+    mirror = Mirror(runs)
+    mirror.sync()
+    journal = folder / "metrics.jsonl"
+    kept = journal.read_text().splitlines(keepends=True)[:3]
+    later = [line(step, {"train/loss": 8.0 / step, "train/lr": 0.03}, 1_790_000_200_000) for step in (4, 5)]
+    journal.write_text("".join(kept + later))  # the same values, measured later; as many bytes as before
+    assert mirror.sync().complete
+    ((_, run),) = held(uri(runs)).items()
+    assert len(run["points"]) == 10 and ("train/loss", 5, "1.6", 1_790_000_200_000) in run["points"]
+
+
+@pytest.mark.parametrize(
+    ("state", "over", "shown", "end_s"),
+    [
+        ("finished", {}, "FINISHED", START_S + 100),
+        ("failed", {"error": "ValueError: no"}, "FAILED", START_S + 100),
+        ("killed", {}, "KILLED", START_S + 100),
+        ("scheduled", {}, "SCHEDULED", 0),
+        ("running", {}, "RUNNING", 0),
+        ("running", {"heartbeat": START_S + 50, "host": "elsewhere"}, "KILLED", START_S + 50),
+        ("running", {"pid": 2**22 + 1}, "KILLED", None),
+    ],
+)
+def test_status_is_the_truth(runs: Path, state: str, over: dict, shown: str, end_s: float | None) -> None:
+    folder = make(runs, steps=2, state=state)
+    set_status(folder, **over)
+    ((_, run),) = synced(runs).items()
+    assert run["status"] == shown
+    assert end_s is None or run["end"] == round(end_s * 1000)
+
+
+def test_a_continued_run_stays_one_run_and_loses_its_end(runs: Path) -> None:
+    folder = make(runs, steps=3, state="failed")
+    (folder / "traceback.txt").write_text("Traceback: no\n")
+    mirror = Mirror(runs)
+    assert mirror.sync().complete
+    ((_, failed),) = held(uri(runs)).items()
+    client = MlflowClient(uri(runs), uri(runs))
+    assert "traceback.txt" in {item.path for item in client.list_artifacts(failed["id"])}
+    set_status(folder, state="running", attempt=2)
+    assert mirror.sync().complete
+    ((_, running),) = held(uri(runs)).items()
+    assert (running["id"], running["status"], running["end"]) == (failed["id"], "RUNNING", 0)
+    assert running["tags"]["study.attempt"] == "2"
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line(4, {"train/loss": 2.0}))
+    set_status(folder, state="finished", final={"knn": 0.7}, ended=START_S + 300)
+    assert mirror.sync().complete
+    ((_, finished),) = held(uri(runs)).items()
+    assert (finished["id"], finished["status"]) == (failed["id"], "FINISHED")
+    assert finished["end"] == round(START_S * 1000) + 300_000 and len(finished["points"]) == 8
+
+
+def test_a_diverged_run_says_so(runs: Path) -> None:
+    folder = make(runs, steps=1, final={"knn": float("nan")})
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "time_ms": 5, "metrics": {"train/loss": Infinity, "train/lr": NaN}}\n')
+    ((_, run),) = synced(runs).items()
+    assert run["tags"]["diverged"] == "true"
+    values = {(name, step): value for name, step, value, _ in run["points"]}
+    assert (values["train/loss", 2], values["train/lr", 2]) == ("1.7976931348623157e+308", "nan")
+    (folder / "mirror.json").unlink()
+    report = Mirror(runs).sync()
+    assert (report.points, report.removed) == (0, 0)  # NaN equals NaN, and inf what the store makes of it
+
+
+def test_a_run_of_two_sweeps_stands_in_both_and_a_lone_one_in_neither(runs: Path) -> None:
+    shared, alone = make(runs, 0), make(runs, 1)
+    sweep(runs, [shared])
+    sweep(runs, [shared], name="mechanisms")
+    found = synced(runs)
+    assert set(found) == {
+        ("momentum-smoke", shared.name),
+        ("mechanisms-smoke", shared.name),
+        ("train", alone.name),
+    }
+
+
+def test_a_replaced_store_is_rebuilt_the_same_by_the_same_mirror(runs: Path) -> None:
+    folders = [make(runs, seed) for seed in range(3)]
+    sweep(runs, folders)
+    mirror = Mirror(runs)
+    mirror.sync()
+    first = held(uri(runs))
+    (runs / "mlflow.db").unlink()
+    shutil.rmtree(runs / "mlflow-artifacts")
+    fresh_store(runs)
+    report = mirror.sync(deep=True)
+    assert report.complete and report.created == 3
+    assert same(first, held(uri(runs)))
+
+
+def test_a_run_deleted_in_the_ui_comes_back(runs: Path) -> None:
+    folder = make(runs, state="running")
+    mirror = Mirror(runs)
+    mirror.sync()
+    ((_, run),) = held(uri(runs)).items()
+    MlflowClient(uri(runs), uri(runs)).delete_run(run["id"])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line(21, {"train/loss": 0.1}))
+    assert not mirror.sync().complete  # it trusted its notes, and says what was refused
+    assert mirror.sync().complete
+    ((_, again),) = held(uri(runs)).items()
+    assert len(again["points"]) == 41
+
+
+def test_one_damaged_folder_does_not_hide_the_others(runs: Path) -> None:
+    make(runs, 0)
+    (make(runs, 1) / "config.yaml").write_text("a: [")
+    set_status(make(runs, 2), started="yesterday")
+    report = Mirror(runs).sync()
+    assert len(report.problems) == 2 and report.error is None
+    assert len(held(uri(runs))) == 1
+
+
+def test_a_read_only_folder_is_mirrored_into_another_store(runs: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    sweep(archive, [make(archive, seed) for seed in range(2)])
+    for _ in range(2):
+        assert Mirror(archive, into=runs).sync().complete
+    assert len(held(uri(runs))) == 2 and not (archive / "mlflow.db").exists()
+
+
+def _sync_in_process(runs: Path, index: int, results: "multiprocessing.Queue[str]") -> None:
+    make(runs, 100 + index)
+    results.put(Mirror(runs).sync().json())
+
+
+def test_processes_that_finish_at_once_into_a_fresh_store_all_succeed(tmp_path: Path) -> None:
+    runs, count = tmp_path / "runs", 4
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    workers = [context.Process(target=_sync_in_process, args=(runs, i, results)) for i in range(count)]
+    for worker in workers:
+        worker.start()
+    reports = [json.loads(results.get(timeout=120)) for _ in workers]
+    for worker in workers:
+        worker.join()
+    assert all(report["error"] is None and not report["problems"] for report in reports)
+    assert sum(report["created"] for report in reports) == count
+    found = held(uri(runs))
+    assert {experiment for experiment, _ in found} == {"train"} and len(found) == count
+    assert all(len(run["points"]) == 41 for run in found.values())
+
+
+def test_doubles_are_merged_and_imported_runs_give_way_to_the_folder(runs: Path) -> None:
+    folder = make(runs)
+    first = synced(runs)
+    client = MlflowClient(uri(runs), uri(runs))
+    experiment = client.get_experiment_by_name("train").experiment_id
+    for origin in ("mirror", "import"):
+        tags = {"study.signature": folder.name, "study.origin": origin}
+        client.create_run(experiment, round(START_S * 1000), tags, "double")
+    report = Mirror(runs).sync()
+    assert report.complete and report.removed == 2
+    assert held(uri(runs)) == first
+
+
+def test_reconcile_mends_a_store_after_accidents(runs: Path) -> None:
+    sweep(runs, [make(runs, seed) for seed in range(2)])
+    first = synced(runs)
+    (id_0, id_1) = (run["id"] for run in first.values())
+    client = MlflowClient(uri(runs), uri(runs))
+    client.update_run(id_0, status="RUNNING")
+    experiment = client.get_experiment_by_name("momentum-smoke").experiment_id
+    dead = client.create_run(experiment, 1_700_000_000_000, {"study.signature": "f00"}, "dead").info.run_id
+    client.log_metric(dead, "train/loss", 1.0, 1_700_000_005_000, 1)
+    alive = client.create_run(experiment, round(time.time() * 1000), {"study.signature": "f01"}, "alive").info.run_id
+    with sqlite3.connect(runs / "mlflow.db") as database:
+        database.execute("DELETE FROM metrics WHERE run_uuid = ? AND step > 7", (id_1,))
+    report = reconcile(Mirror(runs))
+    assert report.complete and report.points == 27
+    mended = held(uri(runs))
+    lost = mended.pop(("momentum-smoke", "f00"))
+    assert (lost["id"], lost["status"], lost["end"]) == (dead, "KILLED", 1_700_000_005_000)
+    assert mended.pop(("momentum-smoke", "f01"))["id"] == alive
+    assert client.get_run(alive).info.status == "RUNNING"
+    assert mended == first
+
+
+# ------------------------------------------------------------------------------------------------- over the network
+
+
+def test_a_dead_server_costs_little_and_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker, "PAUSES", (0.0,))
+    make(runs)
+    begun = time.monotonic()
+    report = Mirror(runs, "http://127.0.0.1:9").sync()
+    assert time.monotonic() - begun < 10
+    assert report.error == (
+        "--uri = http://127.0.0.1:9: no server answers there (connection refused); start `mlflow server`"
+    )
+
+
+def test_preflight_asks_whether_the_server_takes_our_host_header(tmp_path: Path, proxy: Proxy) -> None:
+    store.preflight(store.resolve(tmp_path, proxy.uri))
+    proxy.host = "tracker.example.org:5000"
+    with pytest.raises(UserError, match="--allowed-hosts") as caught:
+        store.preflight(store.resolve(tmp_path, proxy.uri))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", ["lose", "drop", 500, 403, 429])
+def test_a_failing_server_loses_and_doubles_nothing(runs: Path, proxy: Proxy, fault: str | int) -> None:
+    folder = make(runs, seed=10 + hash(str(fault)) % 1000, steps=900)
+    mirror = Mirror(runs, proxy.uri)
+    for path in ("runs/create", "runs/log-batch", "runs/update"):
+        count = 0
+
+        def fail(method: str, at: str, path: str = path) -> str | int | None:
+            nonlocal count
+            count += at.endswith(path)
+            return fault if at.endswith(path) and count > (path == "runs/log-batch") else None
+
+        proxy.fault = fail
+        assert mirror.sync().error is not None
+    proxy.fault = lambda method, path: None
+    assert mirror.sync().complete
+    run = held(proxy.uri)["train", folder.name]
+    assert run["status"] == "FINISHED" and len(run["points"]) == 1801
+    assert sum(path.endswith("runs/create") for _, path in proxy.requests) <= (3 if fault != "lose" else 1)
+    report = Mirror(runs, proxy.uri).sync(deep=True)
+    assert report.complete and (report.points, report.removed) == (0, 0)
+
+
+def test_values_survive_the_network(runs: Path, proxy: Proxy) -> None:
+    folder = make(runs, seed=5000, steps=1, final={"knn": 1 / 3, "linear": float("nan")})
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "time_ms": 5, "metrics": {"train/loss": -Infinity, "train/lr": NaN, "x": 1e-310}}\n')
+    assert Mirror(runs, proxy.uri).sync().complete
+    shutil.copytree(runs, runs.parent / "other")
+    assert Mirror(runs).sync().complete
+    key = "train", folder.name
+    over_network, direct = held(proxy.uri)[key], held(uri(runs))[key]
+    assert {**over_network, "id": 0} == {**direct, "id": 0}
+
+
+def test_the_background_mirror_ends_complete_when_asked_or_orphaned(runs: Path) -> None:
+    folder = make(runs, steps=5, state="running")
+    mirror = start_mirror(runs, interval=0.2)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line(6, {"train/loss": 1.0}))
+    set_status(folder, state="finished", final={"knn": 0.7})
+    report = mirror.stop()
+    assert report.complete
+    ((_, run),) = held(uri(runs)).items()
+    assert run["status"] == "FINISHED" and len(run["points"]) == 12
+    assert mirror.stop() is report
+    program = f"import os; from pathlib import Path; from study.run.mirror import start_mirror; \
+        mirror = start_mirror(Path({str(runs)!r})); print(mirror.pid, flush=True); os.kill(os.getpid(), 9)"
+    make(runs, 1)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert len(held(uri(runs))) == 2
+
+
+def test_watching_goes_on_through_failures_and_ends_with_a_complete_pass(runs: Path, proxy: Proxy) -> None:
+    folder = make(runs, seed=6000, steps=5)
+    proxy.fault = lambda method, path: 500
+    stop, reports = threading.Event(), []
+    watcher = threading.Thread(
+        target=lambda: reports.append(Mirror(runs, proxy.uri).watch(stop, 0.05)),
+    )
+    watcher.start()
+    deadline = time.monotonic() + 30
+    while len(proxy.requests) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    proxy.fault = lambda method, path: None
+    stop.set()
+    watcher.join(60)
+    assert reports[0].complete and len(held(proxy.uri)["train", folder.name]["points"]) == 11
