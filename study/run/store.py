@@ -132,7 +132,8 @@ def opened(store: Store, cluster: Literal["local", "slurm"] = "local") -> "Itera
         with _lock(store):
             if store.file is not None:
                 _follow(store.file, store.artifacts)
-            yield Tracker.open(store.uri, store.artifacts)
+            with closing(Tracker.open(store.uri, store.artifacts)) as tracker:
+                yield tracker
     except (OSError, sqlite3.Error) as error:
         raise Unreachable(" ".join(str(error).split())) from error
 
