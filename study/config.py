@@ -151,7 +151,6 @@ class Evaluation(Section):
     linear_epochs: int = Field(
         100, ge=0, description="Epochs of the fast linear probe (features encoded once) at the end; 0: none."
     )
-    linear_lr: float = Field(30.0, gt=0, description="Learning rate of the fast linear probe at batch 256.")
 
 
 class Consistency(Section):

@@ -7,28 +7,25 @@ for a disk, a tracker or a plot.
 """
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from study import consistency
+from study import consistency, probe
 from study.config import Config
 from study.data import images
-from study.data.stream import Stream
-from study.errors import UserError
+from study.data.stream import Batch, Stream
+from study.device import autocaster, configure_torch, pick_device
 from study.evaluate import evaluate
 from study.model.moco import MoCo
 from study.progress import Progress
 from study.rng import generator
-from study.run import record
+from study.run import record, status
 from study.run.lock import RunLocked
 from study.run.record import RunRecord
 
@@ -75,6 +72,8 @@ def train(config: Config, runtime: Runtime) -> Outcome:
     device = pick_device(runtime.device)
     configure_torch(device, runtime.threads)
     signature, folder = config.signature, runtime.runs_dir / config.signature
+    if status.effective(folder) != "finished":
+        check(config, runtime.runs_dir)
     try:
         with record.start(runtime.runs_dir, config, command=list(runtime.command)) as run:
             if not run.finished:
@@ -82,9 +81,7 @@ def train(config: Config, runtime: Runtime) -> Outcome:
                     if config.probe is None:
                         final = pretrain(run, config, device, runtime)
                     else:
-                        from study.probe import train_probe
-
-                        final = train_probe(run, config, runtime.runs_dir, device)
+                        final = probe.train_probe(run, config, runtime.runs_dir, device)
                     if not run.stop:
                         run.finish(final)
                 except Stopped:
@@ -93,6 +90,17 @@ def train(config: Config, runtime: Runtime) -> Outcome:
     except RunLocked as locked:
         print(f"study: {locked}", file=sys.stderr)
         return Outcome(signature, folder, {}, 0)
+
+
+def check(config: Config, runs_dir: Path) -> None:
+    """Meet what can be wrong with the input before the run has a folder.
+
+    Raises:
+        UserError: the images are absent or do not fit the config; a probe's pre-training is not finished.
+    """
+    stream = Stream(images.load(config.data.name), config, "cpu", torch.float32)
+    if config.probe is not None:
+        probe.pretrained(config.pretraining, runs_dir, stream.device)
 
 
 def pretrain(run: RunRecord, config: Config, device: torch.device, runtime: Runtime) -> dict[str, float]:
@@ -104,48 +112,133 @@ def pretrain(run: RunRecord, config: Config, device: torch.device, runtime: Runt
     Raises:
         Stopped: a signal arrived; the state is saved at the boundary of a step.
     """
-    dataset = images.load(config.data.name)
-    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    stream = Stream(dataset, config, device, dtype)
-    model = MoCo(config, stream.n).to(device, memory_format=torch.channels_last)
-    optimiser = (
-        torch.optim.SGD(
-            model.f_q.parameters(),
-            lr=config.lr,
-            momentum=config.optimiser.momentum,
-            weight_decay=config.optimiser.weight_decay,
-            foreach=True,
+    pretraining = Pretraining(run, config, device, runtime)
+    for _ in pretraining.steps():
+        pass
+    return pretraining.final()
+
+
+class Pretraining:
+    """One run in memory: begun, or taken up where its newest checkpoint is.
+
+    Attributes:
+        stream: the batches.
+        model: both encoders and the dictionary.
+        diverged: the loss was not finite, so no step follows.
+    """
+
+    def __init__(self, run: RunRecord, config: Config, device: torch.device, runtime: Runtime) -> None:
+        self.run, self.config, self.device, self.runtime = run, config, device, runtime
+        self.images = images.load(config.data.name)
+        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        self.stream = Stream(self.images, config, device, dtype)
+        self.model = MoCo(config, self.stream.n).to(device)
+        self.optimiser = (
+            torch.optim.SGD(
+                self.model.f_q.parameters(),
+                lr=config.lr,
+                momentum=config.optimiser.momentum,
+                weight_decay=config.optimiser.weight_decay,
+                foreach=True,
+            )
+            if config.optimiser.epochs
+            else None
         )
-        if config.optimiser.epochs
-        else None
-    )
-    if runtime.compile:
-        model.f_q.compile()
-        if model.f_k is not None and model.f_k is not model.f_q:
-            model.f_k.compile()
-    autocast = autocaster(config, device)
+        if runtime.compile:
+            self.model.f_q.compile()
+            if self.model.f_k is not None and self.model.f_k is not self.model.f_q:
+                self.model.f_k.compile()
+        self.autocast = autocaster(config, device)
+        self.diverged = False
+        self._unread: list[tuple[int, float, Tensor]] = []  # step, lr, (loss, accuracy) on the device
+        self._first = 0
+        if (saved := run.latest()) is not None:
+            self._first, state = saved
+            self.model.load_state_dict(state["model"])
+            if self.optimiser is not None:
+                self.optimiser.load_state_dict(state["optimiser"])
 
-    first = 0
-    if (saved := run.latest()) is not None:
-        first, state = saved
-        model.load_state_dict(state["model"])
-        if optimiser is not None:
-            optimiser.load_state_dict(state["optimiser"])
+    def steps(self) -> Iterator[int]:
+        """Take the steps that are left, with all that belongs to them; yields how many are done, after each.
 
-    def save(step: int) -> None:
-        run.save(
-            step, {"model": model.state_dict(), "optimiser": optimiser.state_dict() if optimiser is not None else {}}
-        )
+        Raises:
+            Stopped: a signal arrived; the state is saved.
+        """
+        config, stream = self.config, self.stream
+        every = config.evaluation.every_epochs * stream.steps_per_epoch
+        saved_at = time.monotonic()
+        with Progress(self.run, "train", self._first, stream.steps, config.optimiser.batch) as bar:
+            batches = stream.batches(self._first, stream.steps, prefetch=self.device.type == "cuda")
+            for done, batch in enumerate(batches, self._first + 1):
+                self._step(done - 1, batch)
+                if config.consistency.every_steps and done % config.consistency.every_steps == 0:
+                    self.run.log(done, consistency.read(self.model, stream, done, config, self.autocast))
+                if len(self._unread) >= READ_EVERY or done == stream.steps:
+                    self._read()
+                if self.diverged:
+                    print(
+                        f"study: the loss is not finite at step {done}: the run has diverged and ends here",
+                        file=sys.stderr,
+                    )
+                    return
+                bar.update(done)
+                if every and done % every == 0 and done < stream.steps:
+                    self._read()
+                    self.run.log(done, self._evaluate(done, linear=False))
+                if self.run.stop or done == stream.steps or time.monotonic() - saved_at > self.runtime.checkpoint_every:
+                    self._read()
+                    self._save(done)
+                    saved_at = time.monotonic()
+                if self.run.stop:
+                    raise Stopped
+                yield done
+        if not stream.steps:
+            self._save(0)
 
-    loss_floor = math.log(config.K + 1)  # the loss of a collapsed encoder: every logit ties
-    unread: list[tuple[int, float, Tensor]] = []
+    def final(self) -> dict[str, float]:
+        """The final metrics, journalled too; NaN of a run that diverged.
 
-    def read() -> bool:
-        """Journal the steps that the device has finished; False when the loss is no longer a number."""
+        Raises:
+            Stopped: a signal arrived.
+        """
+        if self.diverged:
+            return {"knn": math.nan, "knn_output": math.nan, "train/loss": math.nan}
+        found = self._evaluate(self.stream.steps, linear=self.config.evaluation.linear_epochs > 0)
+        self.run.log(self.stream.steps, found)
+        return found
+
+    def _step(self, step: int, batch: Batch) -> None:
+        """Algorithm 1, once."""
+        config, model, optimiser = self.config, self.model, self.optimiser
+        assert optimiser is not None
+        micro = config.optimiser.accumulate
+        lr = lr_at(config, step, self.stream.steps_per_epoch)
+        for group in optimiser.param_groups:
+            group["lr"] = lr
+
+        model.update_key_encoder()  # θ_k ← m·θ_k + (1−m)·θ_q, before this step's keys are encoded
+        keys, losses = [], []
+        for i, (x_q, x_k, index) in enumerate(split(batch.x_q, batch.x_k, batch.index, micro)):
+            with self.autocast():
+                out = model(x_q, x_k, index, generator(config.seed, "step", step * micro + i, self.device))
+            (out.loss / micro).backward()
+            keys.append(out.keys)
+            losses.append(torch.stack((out.loss.detach(), out.accuracy)))
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=False)
+        model.store(torch.cat(keys) if micro > 1 else keys[0], batch.index, step)
+        self._unread.append((step + 1, lr, torch.stack(losses).mean(0) if micro > 1 else losses[0]))
+
+    def _read(self) -> None:
+        """Journal the steps that the device has finished, up to one whose loss is no longer a number."""
+        unread, self._unread = self._unread, []
+        if not unread:
+            return
+        loss_floor = math.log(self.config.K + 1)  # the loss of a collapsed encoder: every logit ties
         for (step, lr, _), (loss, accuracy) in zip(
-            unread, torch.stack([t for _, _, t in unread]).tolist() if unread else [], strict=True
+            unread, torch.stack([read for _, _, read in unread]).tolist(), strict=True
         ):
-            run.log(
+            self.run.log(
                 step,
                 {
                     "train/loss": loss,
@@ -155,63 +248,23 @@ def pretrain(run: RunRecord, config: Config, device: torch.device, runtime: Runt
                 },
             )
             if not math.isfinite(loss):
-                unread.clear()
-                return False
-        unread.clear()
-        return True
+                self.diverged = True
+                return
 
-    def knn_now(step: int) -> None:
-        with Progress(run, "evaluate", step, stream.steps) as bar:
-            run.log(step, evaluate(model.f_q, dataset, config, device, linear=False, progress=guard(run, bar.tick)))
+    def _save(self, step: int) -> None:
+        optimiser = self.optimiser.state_dict() if self.optimiser is not None else {}
+        self.run.save(step, {"model": self.model.state_dict(), "optimiser": optimiser})
 
-    micro = config.optimiser.accumulate
-    saved_at = time.monotonic()
-    every = config.evaluation.every_epochs * stream.steps_per_epoch
-    with Progress(run, "train", first, stream.steps, config.optimiser.batch) as bar:
-        for step, batch in enumerate(stream.batches(first, stream.steps, prefetch=device.type == "cuda"), first):
-            assert optimiser is not None
-            lr = lr_at(config, step, stream.steps_per_epoch)
-            for group in optimiser.param_groups:
-                group["lr"] = lr
-
-            model.update_key_encoder()  # θ_k ← m·θ_k + (1−m)·θ_q, before this step's keys are encoded
-            keys, losses = [], []
-            for i, (x_q, x_k, index) in enumerate(split(batch.x_q, batch.x_k, batch.index, micro)):
-                with autocast():
-                    out = model(x_q, x_k, index, generator(config.seed, "step", step * micro + i, device))
-                (out.loss / micro).backward()
-                keys.append(out.keys)
-                losses.append(torch.stack((out.loss.detach(), out.accuracy)))
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=False)
-            model.store(torch.cat(keys) if micro > 1 else keys[0], batch.index, step)
-
-            done = step + 1
-            unread.append((done, lr, torch.stack(losses).mean(0) if micro > 1 else losses[0]))
-            if config.consistency.every_steps and done % config.consistency.every_steps == 0:
-                run.log(done, consistency.read(model, stream, done, config, autocast))
-            if (len(unread) >= READ_EVERY or done == stream.steps) and not read():
-                print(
-                    f"study: the loss is not finite at step {done}: the run has diverged and ends here", file=sys.stderr
-                )
-                return {"knn": math.nan, "knn_output": math.nan, "train/loss": math.nan}
-            bar.update(done)
-            if every and done % every == 0 and done < stream.steps:
-                read()
-                knn_now(done)
-            if run.stop or done == stream.steps or time.monotonic() - saved_at > runtime.checkpoint_every:
-                read()
-                save(done)
-                saved_at = time.monotonic()
-            if run.stop:
-                raise Stopped
-    if not stream.steps:
-        save(0)
-    with Progress(run, "evaluate", stream.steps, stream.steps) as bar:
-        linear = config.evaluation.linear_epochs > 0
-        final = evaluate(model.f_q, dataset, config, device, linear=linear, progress=guard(run, bar.tick))
-    run.log(stream.steps, final)
-    return final
+    def _evaluate(self, step: int, *, linear: bool) -> dict[str, float]:
+        with Progress(self.run, "evaluate", step, self.stream.steps) as bar:
+            return evaluate(
+                self.model.f_q,
+                self.images,
+                self.config,
+                self.device,
+                linear=linear,
+                progress=guard(self.run, bar.tick),
+            )
 
 
 def lr_at(config: Config, step: int, steps_per_epoch: int) -> float:
@@ -237,38 +290,3 @@ def guard(run: RunRecord, tick: Callable[[float], None]) -> Callable[[float], No
         tick(share)
 
     return report
-
-
-def autocaster(config: Config, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """The encoder's precision as a context to enter."""
-    return lambda: torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
-
-
-def pick_device(name: str) -> torch.device:
-    """``auto`` is a GPU when there is one.
-
-    Raises:
-        UserError: no such device.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"command line: --device = {name}: allowed is auto, cpu, cuda or cuda:N") from None
-    if device.type not in {"cpu", "cuda"} or (
-        device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
-    ):
-        raise UserError(f"command line: --device = {name}: not on this machine; allowed is auto, cpu, cuda or cuda:N")
-    return device
-
-
-def configure_torch(device: torch.device, threads: int | None) -> None:
-    """Settings of the process: threads, and the same bits from the same work."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.backends.cudnn.benchmark = False
