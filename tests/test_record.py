@@ -114,6 +114,19 @@ def test_a_finished_run_says_so_and_is_left_as_it_is(tmp_path):
     assert everything(tmp_path) == before
 
 
+def test_a_run_that_another_process_finished_while_this_one_waited_is_not_run_again(tmp_path, monkeypatch):
+    def slow(folder: Path) -> lock.Lock:
+        monkeypatch.setattr(record, "Lock", lock.Lock)
+        with begin(tmp_path) as other:
+            train(other)
+        return lock.Lock(folder)
+
+    monkeypatch.setattr(record, "Lock", slow)
+    with begin(tmp_path) as run:
+        assert run.finished
+    assert len(provenance.read(run.dir)["attempts"]) == 1
+
+
 def test_an_interrupted_run_continues_and_its_attempts_are_listed(tmp_path, unbroken):
     for until in (90, 210, STEPS):
         with begin(tmp_path) as run:
