@@ -53,7 +53,9 @@ def test_every_sweep_has_its_figures(drawn: tuple[SweepRuns, list[Drawn]]) -> No
         said = re.search(rf"(?:^|[:;] ){re.escape(arm.name)} ([\d.]+|diverged)", made[0].alt)
         assert said is not None, "the words give every number that there is"
         assert (said[1] == "diverged") == bool(arm.diverged)
-    assert "last epoch (20)" in made[0].caption and "ddof = 1" in made[0].caption and "n = 3" in made[0].caption
+    written = " ".join(text.get_text() for text in texts(made[0])).replace("\n", " ")
+    for words in ("last epoch (20)", "nothing selected", "ddof = 1", "n = 3"):
+        assert words in made[0].alt and words in written, "how the numbers were made stands in the figure, and is said"
 
 
 def test_an_arm_that_diverged_is_seen(drawn: tuple[SweepRuns, list[Drawn]]) -> None:

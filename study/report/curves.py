@@ -51,9 +51,9 @@ def training(sweep: SweepRuns) -> Drawn | None:
     return Drawn(
         f"{sweep.name}-training",
         figure,
-        f"**{sweep.title}: training.** {text} The loss is shown less ln(K+1), its value for a collapsed encoder; it "
+        f"**{sweep.title}: training.** The loss is shown less ln(K+1), its value for a collapsed encoder; it "
         "rises first, while the random keys leave the dictionary. Pretext accuracy counts strict wins only.",
-        f"Training curves of {len(sweep.measured)} arms.",
+        f"Pretext accuracy (%) at the end: {spoken(sweep, CURVES[1])}. {text}",
     )
 
 
@@ -94,8 +94,8 @@ def ageing(sweep: SweepRuns) -> Drawn | None:
         f"{sweep.name}-consistency",
         figure,
         f"**{sweep.title}: consistency of the keys.** Cosine between a stored key and the same view encoded by the "
-        f"present key encoder, against the key's age. {text}",
-        f"Cosine of the oldest keys: {spoken(sweep, OLDEST)}.",
+        f"present key encoder, against the key's age.",
+        f"Cosine of the oldest keys: {spoken(sweep, OLDEST)}. {text}",
     )
 
 

@@ -116,8 +116,8 @@ def _against_lag(sweep: SweepRuns) -> Drawn:
         sweep.name,
         figure,
         f"**{sweep.title}.** Accuracy against m, placed at the lag of the key encoder, 1/(1−m) steps; right, the "
-        f"paper's linear probe on ImageNet (Section 4.1). {text}",
-        f"{metric.label} by m: {spoken(sweep)}.",
+        f"paper's linear probe on ImageNet (Section 4.1).",
+        f"{metric.label} by m: {spoken(sweep)}. {text}",
     )
 
 
@@ -217,9 +217,8 @@ def _lines(sweep: SweepRuns) -> Drawn:
     return Drawn(
         sweep.name,
         figure,
-        f"**{sweep.title}.** {metric.label} against {_AXIS.get(x, x)}, a line a value of {_AXIS.get(line, line)}."
-        f"{beside} {text}",
-        f"{metric.label}: {spoken(sweep)}.",
+        f"**{sweep.title}.** {metric.label} against {_AXIS.get(x, x)}, a line a {_AXIS.get(line, line)}.{beside}",
+        f"{metric.label}: {spoken(sweep)}. {text}",
     )
 
 
@@ -268,8 +267,8 @@ def _dots(sweep: SweepRuns) -> Drawn:
     return Drawn(
         sweep.name,
         figure,
-        f"**{sweep.title}.** {text}{_paper_text(sweep)}",
-        f"{metrics.of(sweep.metric).label}: {spoken(sweep)}.",
+        f"**{sweep.title}.** A row an arm, a panel a measure.{_paper_text(sweep)}",
+        f"{metrics.of(sweep.metric).label}: {spoken(sweep)}. {text}",
     )
 
 

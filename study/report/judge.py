@@ -154,7 +154,8 @@ class _Spread:
             half = float(stdtrit(self.freedom, 0.975)) * self.sd * math.sqrt(sum(1 / mean.n for mean, _ in signed))
             interval = f"± is the 95 % t-interval, {self.freedom} degrees of freedom"
         else:
-            half, interval = self.noise, "± is the registered noise: one seed"
+            half = self.noise
+            interval = "± is the registered noise: one seed" if half else "one seed"
         return Comparison(what.removeprefix("+ "), estimate, estimate - half, estimate + half, threshold, interval)
 
 

@@ -73,7 +73,7 @@ def grid(table: Table) -> Grid:
 
 def _verdicts(verdicts: Iterable[Verdict]) -> Block:
     rows = [[f"**{each.answer}**", each.statement, each.source, each.reason] for each in verdicts]
-    return Grid(["", "claim", "in the paper", "because"], rows, 4)
+    return Grid(["verdict", "claim", "in the paper", "because"], rows, 4)
 
 
 def _section(section: Section, first: bool) -> list[Block]:
@@ -91,7 +91,7 @@ def _section(section: Section, first: bool) -> list[Block]:
     if section.verdicts:
         found.append(Heading(3, f"{sweep.title}: what the verdicts rest on"))
         rows = [[f"**{each.answer}**", each.id, each.rule, each.evidence] for each in section.verdicts]
-        found.append(Grid(["", "claim", "rule", "numbers"], rows, 4))
+        found.append(Grid(["verdict", "claim", "rule", "numbers"], rows, 4))
     if sweep.axes != ("run",):
         found += [Text("Run it again (what is done is not trained twice):"), Code(_again(sweep))]
     return found
@@ -124,7 +124,7 @@ def _deviations(scale: str) -> Block:
         for number, entry in enumerate(entries, start=1)
         if scale in entry.get("scales", [scale])
     ]
-    return Grid(["", "what", "paper", "here", "why", "could it change a verdict?"], rows, 6)
+    return Grid(["no.", "what", "paper", "here", "why", "could it change a verdict?"], rows, 6)
 
 
 _ORIGIN = ("commit", "dirty", "python", "torch", "cpu", "gpus")
