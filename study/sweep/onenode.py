@@ -52,6 +52,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 ReturnToService=2
+SlurmdParameters=config_overrides
 KillWait=30
 MinJobAge=300
 MaxArraySize={max_array_size}
@@ -98,13 +99,14 @@ class CannotInstallError(UserError):
     """This machine cannot have a Slurm: not root, no apt, or no package mirror."""
 
 
-def up(state: Path = STATE, *, accounting: bool = True, max_array_size: int = 1001) -> Path:
+def up(state: Path = STATE, *, accounting: bool = True, max_array_size: int = 1001, cpus: int | None = None) -> Path:
     """Start the cluster, or what is missing of it, and wait until its node takes jobs.
 
     Args:
         state: the folder that holds all of it; made if it does not exist.
         accounting: with slurmdbd and MariaDB, so that ``sacct`` answers.
         max_array_size: Slurm's MaxArraySize: one more than the largest index of an array.
+        cpus: cores that Slurm believes in; those of the machine by default, more to try many small jobs at once.
 
     Returns:
         The path of slurm.conf, to be set as ``SLURM_CONF`` where /etc/slurm/slurm.conf does not point at it.
@@ -122,7 +124,7 @@ def up(state: Path = STATE, *, accounting: bool = True, max_array_size: int = 10
     state.chmod(0o755)
     conf = state / "slurm.conf"
     if not conf.exists() or not any(_running(state, name) for name in DAEMONS):
-        _write_settings(state, accounting, max_array_size)
+        _write_settings(state, accounting, max_array_size, cpus or os.cpu_count() or 1)
     env = os.environ | {"SLURM_CONF": str(conf)}
     _munge(state)
     if (state / "slurmdbd.conf").exists():
@@ -188,13 +190,13 @@ def _install(needed: dict[str, str]) -> None:
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
-def _write_settings(state: Path, accounting: bool, max_array_size: int) -> None:
+def _write_settings(state: Path, accounting: bool, max_array_size: int, cpus: int) -> None:
     ports = dict(zip(("slurmctld", "slurmd", "slurmdbd", "mariadbd"), _free_ports(4), strict=True))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     values = ports | {
         "state": state,
         "host": socket.gethostname().split(".")[0],
-        "cpus": os.cpu_count() or 1,
+        "cpus": cpus,
         "memory": memory * 9 // 10,
         "max_array_size": max_array_size,
         "password": secrets.token_hex(16),
@@ -338,12 +340,18 @@ def main() -> int:
     parser.add_argument(
         "--max-array-size", type=int, default=1001, help="largest array index + 1 (default %(default)s)"
     )
+    parser.add_argument("--cpus", type=int, help="cores that Slurm believes in (default: the machine's)")
     args = parser.parse_args()
     try:
         if args.action == "down":
             down(args.state.resolve())
             return 0
-        conf = up(args.state.resolve(), accounting=not args.no_accounting, max_array_size=args.max_array_size)
+        conf = up(
+            args.state.resolve(),
+            accounting=not args.no_accounting,
+            max_array_size=args.max_array_size,
+            cpus=args.cpus,
+        )
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

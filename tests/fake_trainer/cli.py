@@ -1,7 +1,8 @@
 """Stands in for ``study.cli`` in the snapshot of a test: the trainer's contract with its job, without torch.
 
 ``<runs_dir>/behaviour.json`` maps a signature to {"steps": n, "fail_at": step, "crash_at": step, "gloo": true}. Each
-step takes 0.1 s and appends its number to ``steps.txt``; stopping saves the step in ``checkpoint``.
+step takes 0.1 s and appends its number to ``steps.txt``; stopping saves the step in ``checkpoint`` and the
+signal's name in ``signals.txt``.
 """
 
 import json
@@ -60,6 +61,7 @@ def train(folder: Path, signature: str, behaviour: dict) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         if STOP:
             checkpoint.write_text(str(step + 1))
+            (folder / "signals.txt").open("a").write(f"{STOP[0]}\n")
             state = "scheduled" if STOP[0] == "SIGUSR2" else "killed"
             status.write(folder, replace(now, state=state, step=step + 1), durable=False)
             return EXIT[STOP[0]]
@@ -77,7 +79,9 @@ def gloo(folder: Path) -> None:
     dist.init_process_group("gloo")
     total = torch.tensor(dist.get_rank() + 1)
     dist.all_reduce(total)
-    (folder / f"rank{os.environ['RANK']}").write_text(f"{int(total)} {os.environ['WORLD_SIZE']} {os.environ['LOCAL_RANK']}")
+    (folder / f"rank{os.environ['RANK']}").write_text(
+        f"{int(total)} {os.environ['WORLD_SIZE']} {os.environ['LOCAL_RANK']}"
+    )
     dist.destroy_process_group()
 
 
