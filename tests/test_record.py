@@ -285,7 +285,7 @@ def test_a_damaged_status_or_provenance_does_not_stop_a_run(tmp_path, name):
         train(run, until=60)
     (run.dir / name).write_bytes(b"\0" * 100)
     with begin(tmp_path) as run:
-        assert run.latest()[0] == 60
+        assert (run.latest()[0], run.attempt) == (60, 2)
         train(run)
     assert status.read(run.dir).state == "finished"
 

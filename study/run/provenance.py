@@ -56,9 +56,7 @@ def code() -> dict[str, Any]:
         if isinstance(found, dict):
             return {key: found.get(key, default) for key, default in unknown.items()}
     with suppress(OSError, subprocess.SubprocessError):
-        _git(
-            "ls-files", "--error-unmatch", "study/__init__.py"
-        )  # a package installed inside another project is not ours
+        _git("ls-files", "--error-unmatch", "study/__init__.py")  # fails where another project's checkout is around it
         lines = _git("status", "--porcelain=v2", "--branch", "--untracked-files=all").splitlines()
         head = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
         untracked = [line[2:] for line in lines if line.startswith("? ")]

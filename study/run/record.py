@@ -21,14 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import yaml
-
-from study import config as configs
 from study.config import Config
-from study.errors import UserError
-from study.run import files, provenance
+from study.run import attempts, files, provenance
 from study.run import status as statuses
 from study.run.journal import Journal
 from study.run.lock import Lock, RunLocked
@@ -71,8 +67,8 @@ def start(runs_dir: Path, config: Config, *, command: Sequence[str]) -> Iterator
             yield RunRecord(folder, done)
             return
         with StopRequest() as stop:
-            _settle(folder, config)
-            run = RunRecord(folder, _begin(folder, config, command), stop)
+            attempts.settle(folder, config)
+            run = RunRecord(folder, attempts.begin(folder, config, command), stop)
             run._writers = _Writers(run, lock, seconds)
             try:
                 yield run
@@ -240,7 +236,7 @@ class RunRecord:
         self._status.train_seconds, self._training_since = self._train_seconds(), None
         self._status.error, self._status.ended = error, time.time()
         origin = provenance.read(self.dir)
-        provenance.write(self.dir, {**origin, "attempts": _closed(origin, state, self._status.ended)})
+        provenance.write(self.dir, {**origin, "attempts": attempts.closed(origin, state, self._status.ended)})
         self._status.state = state
         self._write_status(durable=True)
 
@@ -294,57 +290,3 @@ class _Writers:
 def _finished(folder: Path) -> Status | None:
     status = statuses.read(folder)
     return status if status is not None and status.state == "finished" else None
-
-
-def _settle(folder: Path, config: Config) -> None:
-    """Make the folder this run's, or check that it is."""
-    checkpoints, written = folder / "checkpoints", folder / "config.yaml"
-    with files.storage(folder):
-        checkpoints.mkdir(exist_ok=True)
-        (folder / "traceback.txt").unlink(missing_ok=True)
-    files.remove_leftovers(folder)
-    files.remove_leftovers(checkpoints)
-    if not written.exists():
-        files.write_atomic(written, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-        return
-    found = configs.resolve(configs.read_yaml(written), str(written)).signature
-    if found != config.signature:
-        raise UserError(f"{written}: signature = {found}: allowed is {config.signature}, as its folder is named")
-
-
-def _begin(folder: Path, config: Config, command: Sequence[str]) -> Status:
-    """Record that a new attempt runs: provenance first, then the status."""
-    before, now = statuses.read(folder), time.time()
-    earlier = provenance.read(folder)
-    attempts = _closed(earlier, "killed", before.heartbeat if before else now)
-    origin = provenance.collect(command)
-    attempt = {key: origin[key] for key in ("host", "pid", "job_id")} | {
-        "attempt": len(attempts) + 1,
-        "code": provenance.fingerprint(origin),
-        "started": now,
-        "ended": None,
-        "state": "running",
-    }
-    attempts.append(attempt)
-    provenance.write(folder, {**origin, "attempt": len(attempts), "attempts": attempts})
-    status = Status(
-        signature=config.signature,
-        state="running",
-        attempt=len(attempts),
-        host=origin["host"],
-        pid=origin["pid"],
-        job_id=origin["job_id"],
-        heartbeat=now,
-        started=attempts[0]["started"],
-        train_seconds=before.train_seconds if before else 0.0,
-    )
-    statuses.write(folder, status, durable=True)
-    return status
-
-
-def _closed(origin: Mapping[str, Any], state: str, ended: float) -> list[dict[str, Any]]:
-    """The attempts so far, the last one no longer running."""
-    return [
-        {**attempt, "state": state, "ended": ended} if attempt["state"] == "running" else attempt
-        for attempt in origin.get("attempts", [])
-    ]
