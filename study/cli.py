@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.func(arguments))
     except UserError as error:
         print(f"study: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
+        return error.exit_code
     except KeyboardInterrupt:
         print("study: interrupted; the same command continues", file=sys.stderr)
         return 130
