@@ -1,0 +1,130 @@
+"""MLflow's UI as a reader meets it: exported and local runs, links that open on arms, columns and curves."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tracking_fixture import fresh_store, held, make, sweep
+
+from study.errors import UserError
+from study.run import export, ui, view
+from study.run.store import Store, resolve
+from study.run.tracked import Place
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two exported runs without folders here, and a local run of another sweep; moved after its first sync."""
+    root = tmp_path_factory.mktemp("project")
+    away, here = root / "away", root / "before" / "runs"
+    sweep(away, [make(away, seed, steps=60) for seed in range(2)])
+    export.export(away, root / "before" / "results")
+    shutil.rmtree(away)
+    fresh_store(here)
+    sweep(here, [make(here, 5)], name="mechanisms")
+    list(ui.fill(here, root / "before" / "results", resolve(here)))
+    (root / "before").rename(root / "moved")
+    return root / "moved"
+
+
+@pytest.fixture(scope="module")
+def served(project: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """`study runs ui` itself: the address and the links that it prints, by `sweep arms|curves`."""
+    command = [sys.executable, "-u", "-m", "study", "runs", "ui", "--port", "5800"]
+    paths = ["--runs-dir", str(project / "runs"), "--files", str(project / "results")]
+    with subprocess.Popen([*command, *paths], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        links, name, address = {}, "", ""
+        for line in process.stdout:
+            words = line.split()
+            if len(words) == 2 and words[0] in {"arms", "curves"}:
+                links[f"{name} {words[0]}"] = words[1]
+            elif line.startswith("MLflow serves"):
+                address = words[4].rstrip(";")
+                break
+            elif len(words) == 1:
+                name = words[0]
+        yield address, links
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    with socket.socket() as probe, pytest.raises(OSError):
+        probe.connect(("127.0.0.1", int(address.rpartition(":")[2])))
+
+
+def test_all_runs_are_served_and_artifacts_survive_a_move(served: tuple[str, dict[str, str]], project: Path) -> None:
+    from mlflow import MlflowClient
+
+    address, links = served
+    assert sorted(links) == [
+        "mechanisms-smoke arms",
+        "mechanisms-smoke curves",
+        "momentum-smoke arms",
+        "momentum-smoke curves",
+    ]
+    found = held(address)
+    assert sorted(experiment for experiment, _ in found) == ["mechanisms-smoke", "momentum-smoke", "momentum-smoke"]
+    local = next(run for (experiment, _), run in found.items() if experiment == "mechanisms-smoke")
+    client = MlflowClient(address, address)
+    assert "seed: 5" in Path(client.download_artifacts(local["id"], "config.yaml")).read_text()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+def test_the_links_open_arms_columns_and_curves(served: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+    from playwright.sync_api import expect, sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1900, "height": 1400})
+        page.goto(served[1]["momentum-smoke arms"])
+        for text in ("m=0.99 seed=0", "m=0.99 seed=1", "arm.m", "study.seed", "knn", "0.51"):
+            expect(page.get_by_text(text, exact=True).first).to_be_visible(timeout=30_000)
+        page.goto("about:blank")
+        page.goto(served[1]["momentum-smoke curves"])
+        for name in ("knn", "train/loss"):
+            expect(page.get_by_role("heading", name=name, level=4).first).to_be_visible(timeout=30_000)
+        expect(page.locator(".scatterlayer .trace").first).to_be_attached(timeout=30_000)
+        if folder := os.environ.get("STUDY_SCREENSHOTS"):
+            page.wait_for_timeout(2000)
+            page.screenshot(path=Path(folder) / "curves.png")
+        browser.close()
+
+
+def test_the_view_is_small_enough_for_a_tag_and_the_same_each_time() -> None:
+    place = Place("mechanisms", "imagenet", "t", "d", tuple(f"a.long.axis.name.{i}" for i in range(12)), "probe/top1")
+    ((name, value),) = view.tags(place).items()
+    assert name == "mlflow.sharedViewState.study" and len(value) < 5000
+    assert view.tags(place) == {name: value}
+    assert json.loads(value)["state"].startswith("deflate;")
+
+
+def test_nothing_to_show_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no runs, and no exported ones"):
+        list(ui.fill(tmp_path, tmp_path, Store("sqlite:////nowhere/x.db", tmp_path, "store")))
+
+
+def test_a_taken_port_is_passed_over() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert ui.free_port(port) != port
