@@ -40,7 +40,8 @@ def drawn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def texts(one: Drawn) -> list[Text]:
     """What is written in a figure, but for the ticks: those beyond the axes are not drawn."""
-    FigureCanvasAgg(one.figure).draw()
+    with mpl.rc_context(style.RC):
+        FigureCanvasAgg(one.figure).draw()
     ticks = {label for axes in one.figure.axes for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels()}
     found = one.figure.findobj(lambda artist: isinstance(artist, Text) and artist not in ticks)
     return [text for text in found if isinstance(text, Text) and text.get_visible() and text.get_text().strip()]

@@ -102,9 +102,8 @@ def finish(figure: Figure, note: str) -> None:
     width = round(figure.get_figwidth() * 16)
     figure.supxlabel(textwrap.fill(note, width), x=0.01, ha="left", fontsize=7.5, color=MUTED)
     engine = figure.get_layout_engine()
-    for _ in range(2):  # the first changes which ticks there are, and so how wide their labels are
-        if engine is not None:
-            engine.execute(figure)
+    if engine is not None:
+        engine.execute(figure)
     figure.set_layout_engine("none")
     for axes in figure.axes:
         ends = [text for text in axes.texts if isinstance(text, Annotation) and text.get_label() == _END]
