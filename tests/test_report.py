@@ -103,7 +103,7 @@ def test_histories_are_whole(made: Path, tmp_path: Path) -> None:
     sweep = one(STORED / "runs")
     steps = np.array([run.steps for run in sweep.runs])
     assert (sweep.histories.count["train/excess_loss"] == steps).all() and steps.max() == 24
-    assert "| momentum | 17 | 0.18 | 17 of 17 |" in (made / "REPORT.md").read_text()
+    assert "| momentum | 17 | 0.18 core-h | 17 of 17 |" in (made / "REPORT.md").read_text()
     for kind in ("runs", "metrics"):
         file = STORED / "runs" / f"momentum-quick.{kind}.parquet"
         table = pq.read_table(file)

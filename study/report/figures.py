@@ -88,6 +88,7 @@ def _against_lag(sweep: SweepRuns) -> Drawn:
         )
     floors(sweep, ours)
     span = grow(ours, 2)
+    ours.set_xlim(min(x.values()) - 0.25, max(x.values()) + 0.25)
     for end in ends:
         label_end(ours, *end)
     for arm in arms:

@@ -135,16 +135,25 @@ def _provenance(sweeps: Sequence[SweepRuns]) -> list[Block]:
     rows = []
     for sweep in sweeps:
         done = [run for run in sweep.runs if run.state == "finished"]
-        hours = sum(run.train_seconds * run.threads for run in done) / 3600
-        origin = (_distinct(sweep, name) for name in _ORIGIN)
+        origin = [_distinct(sweep, name) for name in _ORIGIN]
+        on_gpu = bool(_distinct(sweep, "gpus"))
+        hours = sum(run.train_seconds * (1 if on_gpu else run.threads) for run in done) / 3600
         whole = sum(
             sweep.histories.count[CURVES[0]][row] == run.steps
             for row, run in enumerate(sweep.runs)
             if run.state == "finished" and not run.is_probe
         )
         pretrained = sum(not run.is_probe for run in done)
-        rows.append([sweep.name, str(len(done)), f"{hours:.2f}", f"{whole} of {pretrained}", *origin])
-    header = ["sweep", "runs", "core-hours", "full histories", *_ORIGIN]
+        rows.append(
+            [
+                sweep.name,
+                str(len(done)),
+                f"{hours:.2f} {'GPU' if on_gpu else 'core'}-h",
+                f"{whole} of {pretrained}",
+                *origin,
+            ]
+        )
+    header = ["sweep", "runs", "cost", "whole histories", *_ORIGIN]
     kept = [i for i, _ in enumerate(header) if i < 4 or any(row[i] for row in rows)]
     return [
         Text(_RUNS),
