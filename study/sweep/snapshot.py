@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import secrets
 import shutil
 from pathlib import Path
@@ -29,7 +28,9 @@ def take(runs_dir: Path) -> Path:
         digest.update(f"\0{name}\0{len(content)}\0".encode() + content)
     folder = runs_dir.absolute() / "snapshots" / digest.hexdigest()[:12]
     if folder.exists():
-        return folder
+        if _holds(folder / PACKAGE.name, sources):
+            return folder
+        shutil.rmtree(folder)  # a power cut took a part of it
     temp = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
     with files.storage(folder):
         try:
@@ -38,13 +39,16 @@ def take(runs_dir: Path) -> Path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
             (temp / provenance.SNAPSHOT).write_text(origin, encoding="utf-8")
-            os.sync()
             temp.rename(folder)
         except FileExistsError:
             pass  # another submission was quicker
         finally:
             shutil.rmtree(temp, ignore_errors=True)
     return folder
+
+
+def _holds(copy: Path, sources: dict[Path, bytes]) -> bool:
+    return all((path := copy / name).is_file() and path.read_bytes() == content for name, content in sources.items())
 
 
 def _wanted(path: Path) -> bool:

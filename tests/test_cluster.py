@@ -1,0 +1,82 @@
+"""The user's cluster.yaml."""
+
+from pathlib import Path
+
+import pytest
+
+from study.errors import UserError
+from study.sweep import cluster
+from study.sweep.cluster import Cluster
+
+EXAMPLE = Path(__file__).parents[1] / "cluster.example.yaml"
+
+
+def test_without_a_file_slurm_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cluster.load(None, "momentum", "quick") == Cluster.model_validate({})
+
+
+def test_scale_and_sweep_change_what_they_name(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "partition: a\ntime: 60\ncpus: 2\ngpus: 1\n"
+        "scales: {gpu: {time: 120, cpus: 3, partition: b}}\n"
+        "sweeps: {momentum: {cpus: 4, partition: c}, momentum-gpu: {partition: d}}\n"
+    )
+    found = cluster.load(path, "momentum", "gpu")
+    assert (found.partition, found.time, found.cpus, found.gpus) == ("d", 120, 4, 1)
+    assert cluster.load(path, "momentum", "cpu").partition == "c"
+    assert cluster.load(path, "other", "gpu").partition == "b"
+    assert cluster.load(path, "other", "cpu").partition == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("90", 90), ("1:30", 90), ("1:30:00", 90), ("0:00:30", 1), ("2-00:00", 2880), ('"1-12:00:00"', 2160)],
+)
+def test_a_time_is_written_as_slurm_writes_it(tmp_path: Path, text: str, minutes: int) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"time: {text}")
+    assert cluster.load(path, "s", "smoke").time == minutes
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("partion: gpu", 'partion = "gpu": unknown key; allowed is partition'),
+        ("scales: {gpu: {cpu: 3}}", "scales.gpu.cpu = 3: unknown key"),
+        ("sweeps: {other: {time: soon}}", 'sweeps.other.time = "soon": allowed is'),
+        ("gpus: -1", "gpus = -1: allowed is"),
+        ("memory: 16 GB", "memory = "),
+        ("scales: [gpu]", "scales = "),
+        ("sbatch: {array: 0-3}", "sbatch.array = "),
+        ("sbatch: {job_name: mine}", "sbatch.job_name = "),
+        ("cpus: 1\ncpus: 2", "twice"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_the_key(tmp_path: Path, text: str, fault: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        cluster.load(path, "momentum", "gpu")
+    assert str(error.value).startswith(str(path))
+    assert fault in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_named_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        cluster.load(tmp_path / "none.yaml", "s", "smoke")
+
+
+def test_processes_follow_the_gpus() -> None:
+    assert Cluster(gpus=8).tasks_per_node == 8
+    assert Cluster(gpus=0).tasks_per_node == 1
+    assert Cluster(gpus=8, tasks=1).tasks_per_node == 1
+
+
+def test_the_example_is_valid_and_shows_every_key() -> None:
+    for scale in ("smoke", "gpu", "imagenet"):
+        cluster.load(EXAMPLE, "momentum", scale)
+    text = EXAMPLE.read_text()
+    assert [key for key in Cluster.model_fields if f"\n{key}:" not in text and f"\n# {key}:" not in text] == []

@@ -1,0 +1,486 @@
+"""The launcher on a scheduler that only remembers: what the real one cannot show, or not in time."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import slurm_points
+from hypothesis import given
+from hypothesis import strategies as st
+
+from study.errors import UserError
+from study.run import status
+from study.run.status import Status
+from study.sweep import plan, slurm, slurm_jobs, slurm_ledger, slurm_send, slurm_state, snapshot
+from study.sweep.grid import Sweep
+
+FAKE = Path(__file__).parent / "fake_slurm"
+
+# squeue(1), "JOB STATE CODES"
+LIVE = [
+    *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"),
+    *("SPECIAL_EXIT", "RESV_DEL_HOLD", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"),
+]
+OVER = [
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    *("REVOKED", "TIMEOUT"),
+]
+
+
+class Fake:
+    """The scheduler's memory, as its programs read and write it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        home.mkdir()
+        self.set(
+            last=0, jobs=[], sbatch=[], srun=[], foreign=[], forgotten=[], reason="None", controller="up",
+            accounting=True, max_array_size=1001, max_submit_jobs=[],
+        )  # fmt: skip
+
+    def memory(self) -> dict[str, Any]:
+        path = self.home / "memory.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def set(self, **values: Any) -> None:
+        (self.home / "memory.json").write_text(json.dumps(self.memory() | values))
+
+    def state(self, state: str) -> None:
+        """The state of every task of every job."""
+        self.set(jobs=[job | {"tasks": dict.fromkeys(job["tasks"], state)} for job in self.memory()["jobs"]])
+
+    def calls(self, program: str) -> list[tuple[list[str], dict[str, str]]]:
+        path = self.home / "calls.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(arguments, env) for name, arguments, env in map(json.loads, lines) if name == program]
+
+    def sizes(self) -> list[int]:
+        return [len(job["tasks"]) for job in self.memory()["jobs"]]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "fake"))
+    monkeypatch.setenv("FAKE_PYTHON", sys.executable)
+    monkeypatch.setenv("PATH", f"{FAKE}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(slurm_send, "ANSWER_S", 0.0)
+    monkeypatch.setattr(slurm_jobs, "ANSWER_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    return Fake(tmp_path / "fake")
+
+
+def states(runs: Path, sweep: Sweep) -> list[str]:
+    jobs = {point: (job.state, job.reason) for point, job in slurm.jobs(runs, sweep).items()}
+    return [row.state for row in plan.make(sweep, runs, jobs).rows]
+
+
+def scripts(runs: Path) -> list[str]:
+    """The batch scripts in the order of their submission."""
+    return [(array.folder / "submission.sh").read_text() for array in slurm_ledger.arrays(runs)]
+
+
+def option(script: str, name: str) -> str | None:
+    match = re.search(rf"^#SBATCH --{name}=(.*)$", script, re.M)
+    return match[1] if match else None
+
+
+def tell(runs: Path, signature: str, state: str) -> None:
+    (runs / signature).mkdir(parents=True, exist_ok=True)
+    status.write(runs / signature, Status(signature, state, attempt=1, heartbeat=time.time()), durable=False)
+
+
+# ------------------------------------------------------------------------------------------------------------ states
+
+
+def test_no_live_state_is_over(fake: Fake, tmp_path: Path) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, len(LIVE)), tmp_path / "runs"
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    fake.set(jobs=[job | {"tasks": dict(zip(job["tasks"], LIVE, strict=True))} for job in fake.memory()["jobs"]])
+    assert set(states(runs, sweep)) <= {"pending", "running"}
+    for point in sweep.points:
+        tell(runs, point.signature, "scheduled")
+    assert set(states(runs, sweep)) <= {"pending", "running"}, "between two attempts"
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    assert fake.sizes() == [len(LIVE)]
+
+
+def test_every_state_that_is_over_leads_to_another_try(fake: Fake, tmp_path: Path) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, len(OVER)), tmp_path / "runs"
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    fake.set(jobs=[job | {"tasks": dict(zip(job["tasks"], OVER, strict=True))} for job in fake.memory()["jobs"]])
+    assert set(states(runs, sweep)) <= {"failed", "missing"}
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    assert fake.sizes() == [len(OVER)] * 2
+
+
+def test_a_state_that_nobody_knows_is_unknown(fake: Fake, tmp_path: Path) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 1), tmp_path / "runs"
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    fake.state("DREAMING")
+    assert states(runs, sweep) == ["unknown"]
+    with pytest.raises(UserError, match="DREAMING"):
+        slurm.submit(sweep, sweep.points, runs_dir=runs)
+
+
+def test_a_failed_query_means_unknown_and_submits_nothing(fake: Fake, tmp_path: Path) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 3), tmp_path / "runs"
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    tell(runs, sweep.points[0].signature, "finished")
+    fake.set(controller="down")
+    assert states(runs, sweep) == ["done", "unknown", "unknown"]
+    for call in (slurm.submit, lambda *_, **k: slurm.cancel(sweep, **k)):
+        with pytest.raises(UserError, match="Unable to contact"):
+            call(sweep, sweep.points, runs_dir=runs)
+    assert fake.sizes() == [3]
+
+
+def test_foreign_jobs_and_odd_ids_are_read_and_ignored(fake: Fake, tmp_path: Path) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 2), tmp_path / "runs"
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    name = slurm_ledger.arrays(runs)[0].name
+    fake.set(
+        foreign=["other|4|3-4%1|PENDING|None", f"{name}|9|N/A|RUNNING|None", "4_[3-4%1]", "", f"{name}|9|1-...|FAILED"]
+    )
+    assert states(runs, sweep) == ["pending", "pending"]
+    assert fake.calls("squeue")[-1][1]["SLURM_BITSTR_LEN"] == "0", "so that long lists are not cut off"
+
+
+@given(st.sets(st.integers(0, 5000)))
+def test_index_lists_are_read_as_they_are_written(indices: set[int]) -> None:
+    assert set(slurm_state.expand(slurm_state.compress(indices))) == indices
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("3-4%1", [3, 4]), ("0-8:4,9", [0, 4, 8, 9]), ("N/A", []), ("1,3-5,...", [1, 3, 4, 5])]
+)
+def test_every_form_of_an_index_list_is_read(text: str, found: list[int]) -> None:
+    assert list(slurm_state.expand(text)) == found
+
+
+@pytest.mark.parametrize("accounting", [True, False])
+def test_a_job_that_the_queue_has_forgotten_is_explained(fake: Fake, tmp_path: Path, accounting: bool) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 2), tmp_path / "runs"
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    fake.state("OUT_OF_MEMORY")
+    fake.set(forgotten=["OUT_OF_MEMORY"], accounting=accounting)
+    tell(runs, sweep.points[1].signature, "finished")
+    jobs = slurm.jobs(runs, sweep)
+    assert states(runs, sweep) == ["failed", "done"]
+    assert ("OUT_OF_MEMORY" if accounting else "gone") in jobs[sweep.points[0].signature].reason
+    assert sweep.points[1].signature not in jobs, "its own word is enough"
+
+
+# -------------------------------------------------------------------------------------------------------- submitting
+
+
+def test_chunks_keep_to_the_sizes_and_share_the_parallel_limit(fake: Fake, tmp_path: Path) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 12), tmp_path / "runs"
+    fake.set(max_array_size=5)
+    (tmp_path / "cluster.yaml").write_text("parallel: 4\n")
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
+    assert [option(script, "array") for script in scripts(runs)] == ["0-4%2", "0-4%1", "0-1%1"]
+    folders = {array.folder for array in slurm_ledger.arrays(runs)}
+    assert len(folders) == 3 and all((folder / "configs.jsonl").exists() for folder in folders)
+    fake.set(max_submit_jobs=["3"])
+    other = slurm_points.sweep(tmp_path, 4, name="other", probes=1)
+    assert [
+        len(chunk.tasks) for chunk in slurm_send.split(other.points, {}, runs, slurm_send.array_size(slurm.limits()))
+    ] == [3, 1, 3, 1]
+
+
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_arrays_that_may_run_together_never_exceed_the_limit(arrays: int, limit: int) -> None:
+    lanes = slurm_send.lanes(arrays, limit)
+    first = [share for share, behind in lanes if behind is None]
+    assert sum(first) == limit or (len(first) == arrays and sum(first) == limit)
+    for share, behind in lanes:
+        assert behind is None or lanes[behind][0] == share, "it takes the place of the one before it"
+    behinds = [behind for _, behind in lanes if behind is not None]
+    assert len(set(behinds)) == len(behinds), "two never wait for the same place"
+
+
+def test_a_refusal_lists_what_went_and_the_next_call_sends_the_rest(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 12), tmp_path / "runs"
+    fake.set(max_array_size=5, sbatch=["accept", "refuse"])
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 1
+    assert "QOS policy" in (said := capsys.readouterr().err) and "arrays that went: 1 (5 points)" in said
+    assert states(runs, sweep) == ["pending"] * 5 + ["missing"] * 7
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
+    assert fake.sizes() == [5, 5, 2]
+
+
+@pytest.mark.parametrize("forgotten", [[], ["COMPLETED"]])
+def test_a_lost_answer_is_adopted_by_name(fake: Fake, tmp_path: Path, forgotten: list[str]) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 7), tmp_path / "runs"
+    fake.set(max_array_size=5, sbatch=["lose"])
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 1
+    assert states(runs, sweep) == ["pending"] * 5 + ["missing"] * 2, "found by name before it is adopted"
+    if forgotten:  # ended since, and left the queue: the accounting has it
+        fake.state("COMPLETED")
+        fake.set(forgotten=forgotten)
+        for point in sweep.points[:5]:
+            tell(runs, point.signature, "finished")
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
+    assert fake.sizes() == [5, 2]
+    assert [array.job for array in slurm_ledger.arrays(runs)] == ["1", "2"]
+
+
+def test_a_submission_that_never_arrived_is_sent_again(fake: Fake, tmp_path: Path) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 2), tmp_path / "runs"
+    fake.set(sbatch=["unreachable"])
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 1
+    assert states(runs, sweep) == ["missing"] * 2
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
+    assert fake.sizes() == [2]
+
+
+def test_dying_at_any_write_neither_loses_a_point_nor_sends_it_twice(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 7), tmp_path / "runs"
+    fake.set(max_array_size=3)
+    real = slurm_ledger._append
+    for survive in range(7):  # three arrays, two lines each: die before each of them, and then not at all
+        left = survive
+
+        def append(path: Path, event: dict[str, Any]) -> None:
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            real(path, event)
+
+        monkeypatch.setattr(slurm_ledger, "_append", append)
+        try:
+            slurm.submit(sweep, sweep.points, runs_dir=runs)
+        except KeyboardInterrupt:
+            continue
+    monkeypatch.setattr(slurm_ledger, "_append", real)
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    sent = [point for array in slurm_ledger.arrays(runs) if array.job for point in array.tasks.values()]
+    assert sorted(sent) == sorted(point.signature for point in sweep.points)
+    assert sum(fake.sizes()) == 7
+
+
+def test_a_torn_line_of_the_ledger_is_survived(fake: Fake, tmp_path: Path) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 2), tmp_path / "runs"
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    ledger = slurm_ledger.path_of(runs, sweep.id)
+    ledger.write_bytes(ledger.read_bytes()[:-9])  # the answer
+    assert states(runs, sweep) == ["pending"] * 2
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
+    assert fake.sizes() == [2]
+    assert slurm_ledger.arrays(runs)[0].job == "1"
+
+
+def test_two_submissions_at_once_send_each_point_once(fake: Fake, tmp_path: Path) -> None:
+    slurm_points.sweep(tmp_path, 6)
+    code = (
+        "import sys; from pathlib import Path; from study.sweep import grid, slurm; "
+        "s = grid.load(Path('try.yaml'), 'smoke'); sys.exit(slurm.submit(s, s.points, runs_dir=Path('runs')))"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert fake.sizes() == [6]
+
+
+def test_points_of_another_sweep_are_not_sent_again(fake: Fake, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for name in ("one", "two"):
+        sweep = slurm_points.sweep(tmp_path, 3, name=name)
+        assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
+    assert fake.sizes() == [3]
+    assert states(runs, sweep) == ["pending"] * 3
+
+
+def test_submitting_from_inside_a_job_leaks_nothing(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    sweep = slurm_points.sweep(tmp_path, 1)
+    slurm.submit(sweep, sweep.points, runs_dir=tmp_path / "runs")
+    assert fake.calls("sbatch")[0][1] == {"SLURM_CONF": "/etc/slurm/slurm.conf"}
+    assert os.environ["SLURM_JOB_ID"] == "7"
+
+
+def test_many_points_are_asked_for(fake: Fake, tmp_path: Path) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, slurm.ASK_ABOVE + 1), tmp_path / "runs"
+    with pytest.raises(UserError, match="--yes"):
+        slurm.submit(sweep, sweep.points, runs_dir=runs)
+    assert not fake.calls("sbatch") and not runs.exists()
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs, dry_run=True) == 0
+    assert not fake.calls("sbatch") and not runs.exists()
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs, yes=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("partition: gpu", "partition = gpu: allowed is short, long"),
+        ("time: 3:00", "time = 180 minutes: allowed is at most 120"),
+    ],
+)
+def test_what_the_cluster_does_not_allow_is_said_before_anything_is_sent(
+    fake: Fake, tmp_path: Path, line: str, fault: str
+) -> None:
+    (tmp_path / "cluster.yaml").write_text(line)
+    sweep = slurm_points.sweep(tmp_path, 1)
+    with pytest.raises(UserError, match=fault):
+        slurm.submit(sweep, sweep.points, runs_dir=tmp_path / "runs")
+    assert not fake.calls("sbatch")
+
+
+def test_without_slurm_there_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sweep = slurm_points.sweep(tmp_path, 1)
+    with pytest.raises(UserError, match="scontrol: not on the PATH"):
+        slurm.submit(sweep, sweep.points, runs_dir=tmp_path / "runs")
+
+
+# ------------------------------------------------------------------------------------------- what a job is asked to do
+
+
+def test_resources_of_several_nodes_and_gpus(fake: Fake, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(
+        "{partition: long, account: lab, qos: high, constraint: a100, nodes: 2, gpus: 8, cpus: 6, memory: 500G,"
+        " time: 1-00:00, modules: [cuda/12], setup: ['export A=b'], container: apptainer exec study.sif,"
+        " python: /opt/python, sbatch: {exclude: 'node[1-3]', exclusive: true}}"
+    )
+    sweep, runs = slurm_points.sweep(tmp_path, 1), tmp_path / "my runs"
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    (script,) = scripts(runs)
+    asked = {
+        "partition": "long", "account": "lab", "qos": "high", "constraint": "a100", "nodes": "2", "gpus-per-node": "8",
+        "ntasks-per-node": "8", "cpus-per-task": "6", "mem": "500G", "time": "1440", "signal": "USR2@90",
+        "exclude": "'node[1-3]'", "kill-on-invalid-dep": "yes", "wckey": None, "dependency": None,
+    }  # fmt: skip
+    assert {name: option(script, name) for name in asked} == asked
+    assert "#SBATCH --requeue\n" in script and "#SBATCH --exclusive\n" in script
+    assert "module load cuda/12\nexport A=b\n" in script
+    assert re.search(
+        r"srun --unbuffered --kill-on-bad-exit=1 --cpus-per-task=6 apptainer exec study.sif /opt/python -P -u"
+        r" -m study.sweep.worker '.*/my runs/sweeps/", script
+    )  # fmt: skip
+    assert f"export STUDY_DATA={tmp_path}/data\n" in script, "the job does not depend on its working directory"
+
+
+def test_a_short_time_gets_a_short_warning(fake: Fake, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("time: 2")
+    sweep, runs = slurm_points.sweep(tmp_path, 1), tmp_path / "runs"
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    assert option(scripts(runs)[0], "signal") == "USR2@30"
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "requeued"),
+    [
+        ([0], 0, 0),
+        ([3], 3, 0),
+        ([137, 0], 0, 0),
+        ([139, 137, 134], 134, 0),
+        ([85], 85, 1),
+        ([137, 85], 85, 1),
+        ([143], 143, 0),
+    ],
+)
+def test_the_exit_status_of_a_job_is_the_trainers(
+    fake: Fake, tmp_path: Path, codes: list[int], code: int, requeued: int
+) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 1), tmp_path / "runs"
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    fake.set(srun=codes)
+    (array,) = slurm_ledger.arrays(runs)
+    env = os.environ | {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    done = subprocess.run(["bash", str(array.folder / "submission.sh")], env=env, capture_output=True, check=False)
+    assert done.returncode == code
+    calls = [arguments for arguments, _ in fake.calls("scontrol") if arguments[0] == "requeue"]
+    assert calls == [["requeue", "7_2"]] * requeued, "the task, never the array"
+    assert fake.memory()["srun"] == []
+
+
+def test_a_probe_waits_for_its_own_pretraining(fake: Fake, tmp_path: Path) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 3, probes=2), tmp_path / "runs"
+    first = [point for point in sweep.points if point.after is None]
+    assert slurm.submit(sweep, first[:2], runs_dir=runs) == 0  # seeds 0 and 1 are queued already
+    tell(runs, first[0].signature, "finished")
+    fake.set(jobs=[job | {"tasks": {"0": "COMPLETED", "1": "RUNNING"}} for job in fake.memory()["jobs"]])
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
+    known = slurm_ledger.latest(slurm_ledger.arrays(runs))
+    for point in sweep.points:
+        array, index = known[point.signature]
+        dependency = option((array.folder / "submission.sh").read_text(), "dependency")
+        if point.after is None or point.after == first[0].signature:
+            assert dependency is None
+        else:
+            before, its_index = known[point.after]
+            assert dependency == f"aftercorr:{before.job}"
+            assert index == its_index, "aftercorr compares indices"
+
+
+def test_a_probe_of_a_pretraining_that_nobody_runs_is_not_sent(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 1, probes=1), tmp_path / "runs"
+    tell(runs, sweep.points[0].signature, "failed")
+    assert slurm.submit(sweep, sweep.points[1:], runs_dir=runs) == 0
+    assert "blocked" in capsys.readouterr().err
+    assert not fake.calls("sbatch")
+
+
+def test_the_snapshot_is_the_code_with_where_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = slurm_points.package(tmp_path, monkeypatch)
+    first = snapshot.take(tmp_path / "runs")
+    assert snapshot.take(tmp_path / "runs") == first, "the same code is kept once"
+    assert "commit" in json.loads((first / ".study-snapshot.json").read_text())
+    (first / "study" / "errors.py").write_text("")  # lost in a power cut
+    assert snapshot.take(tmp_path / "runs") == first
+    assert (first / "study" / "errors.py").read_text()
+    (copy / "errors.py").write_text("# edited")
+    assert snapshot.take(tmp_path / "runs") != first
+    assert (first / "study" / "errors.py").read_text() != "# edited"
+
+
+# -------------------------------------------------------------------------------------------------- cancelling, size
+
+
+def test_cancelling_takes_back_points_and_marks_those_between_two_attempts(fake: Fake, tmp_path: Path) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 3), tmp_path / "runs"
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    first, second, _ = (point.signature for point in sweep.points)
+    tell(runs, first, "scheduled")
+    assert slurm.cancel(sweep, runs_dir=runs, signatures=[first, second]) == 0
+    assert fake.calls("scancel")[0][0] == ["1_[0-1]"]
+    assert (own := status.read(runs / first)) is not None and own.state == "killed" and own.ended
+    assert states(runs, sweep) == ["missing", "missing", "pending"]
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
+    assert fake.sizes() == [1, 2]
+
+
+def test_ten_thousand_points(fake: Fake, tmp_path: Path) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 10_000), tmp_path / "runs"
+    seconds = {}
+
+    def timed(name: str, call: Any) -> Any:
+        began = time.monotonic()
+        value = call()
+        seconds[name] = time.monotonic() - began
+        return value
+
+    assert timed("submit", lambda: slurm.submit(sweep, sweep.points, runs_dir=runs, yes=True)) == 0
+    assert fake.sizes() == [1001] * 9 + [991]
+    before = len(fake.calls("squeue"))
+    assert set(timed("status", lambda: states(runs, sweep))) == {"pending"}
+    assert len(fake.calls("squeue")) == before + 1
+    assert not fake.calls("sacct")
+    print(seconds)
+    assert seconds["submit"] < 10 and seconds["status"] < 2, seconds
