@@ -29,7 +29,7 @@ data: $(INSTALLED)
 
 reproduce: data
 	$(STUDY) sweep submit sweeps/$(SWEEP).yaml --scale $(SCALE) --cluster local --wait
-	$(STUDY) runs export --out results/runs
+	$(STUDY) runs export $(SWEEP)-$(SCALE)
 	$(STUDY) report
 
 reproduce-all: data

@@ -109,8 +109,11 @@ def export_command(arguments: argparse.Namespace) -> int:
     """Write parquet files."""
     from study.run.export import export
 
-    for path in export(arguments.runs_dir, arguments.out, arguments.sweeps or None):
-        print(path)
+    written = export(arguments.runs_dir, arguments.out, arguments.sweeps or None)
+    print(
+        *written or [f"{arguments.runs_dir} holds no run of a submitted sweep: {arguments.out} stays as it is"],
+        sep="\n",
+    )
     return 0
 
 

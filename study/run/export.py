@@ -63,14 +63,17 @@ def export(runs_dir: Path, out: Path, sweeps: Sequence[str] | None = None) -> li
         The files that were written or found up to date.
 
     Raises:
-        UserError: there is no such sweep, a record or a config is damaged.
+        UserError: there is no such sweep, or nothing here nor there; a record or a config is damaged.
         StorageError: a file cannot be written.
     """
     import pyarrow as pa
 
     schema, metrics_schema = _schemas()
     written = []
-    for place, entries in sorted(_members(runs_dir, sweeps).items(), key=lambda item: item[0].name):
+    members = _members(runs_dir, sweeps)
+    if not members and not any(out.glob(f"*{RUNS}")):  # with files there, they stay: a fresh clone has nothing newer
+        raise UserError(f"{runs_dir}: holds no run of a submitted sweep; allowed is a folder of runs")
+    for place, entries in sorted(members.items(), key=lambda item: item[0].name):
         rows: list[dict[str, Any]] = []
         histories: list[pa.Table] = []
         for entry in sorted(entries, key=lambda entry: entry.signature):
@@ -151,8 +154,6 @@ def _members(runs_dir: Path, sweeps: Sequence[str] | None) -> dict[Place, list[E
                 found.setdefault(entry.place, []).append(entry)
     if sweeps is None:
         found = {place: entries for place, entries in found.items() if place.sweep != tracked.LONE}
-        if not found:
-            raise UserError(f"{runs_dir}: holds no run of a submitted sweep; allowed is a folder of runs")
         return found
     for name in sweeps:
         if not any(name in {place.name, place.sweep} for place in found):
