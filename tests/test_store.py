@@ -157,7 +157,9 @@ def test_a_store_that_another_process_writes_is_waited_for(tmp_path: Path, monke
     monkeypatch.setattr(store, "WAIT_S", 0.2)
     fresh_store(tmp_path)
     make(tmp_path, steps=2)
+    monkeypatch.setattr(store, "PREFLIGHT_WAIT_S", 0.0)
     with store.opened(store.resolve(tmp_path)):
         report = Mirror(tmp_path).sync()
+        store.preflight(store.resolve(tmp_path))  # a store that is being written works
     assert "another process has been writing it" in str(report.error)
     assert Mirror(tmp_path).sync().complete

@@ -27,12 +27,13 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 ALLOWED = "sqlite:////absolute/path.db, postgresql://… or http(s)://host:port"
 ROOM = 64 * 2**20
 """Free bytes that a sqlite store wants at the start."""
-WAIT_S = 60.0
-"""Longest wait for another writer of the same store."""
+WAIT_S = 600.0
+"""Longest wait for another writer of the same store: a first pass over a thousand runs takes minutes."""
+PREFLIGHT_WAIT_S = 5.0
 
 
 class Busy(Exception):  # noqa: N818  # no error: another process does the work
-    """Another process has been writing the store for longer than ``WAIT_S``."""
+    """Another process has been writing the store for longer than one was ready to wait."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,18 @@ def preflight(store: Store, cluster: Literal["local", "slurm"] = "local") -> Non
     from study.run.tracker import Unreachable
 
     try:
-        with opened(store, cluster):
+        with opened(store, cluster, PREFLIGHT_WAIT_S):
             pass
-    except (Unreachable, Busy) as error:
+    except Busy:
+        return  # the store works: another process writes it
+    except Unreachable as error:
         raise store.fault(str(error)) from None
 
 
 @contextmanager
-def opened(store: Store, cluster: Literal["local", "slurm"] = "local") -> "Iterator[Tracker]":
+def opened(
+    store: Store, cluster: Literal["local", "slurm"] = "local", wait: float | None = None
+) -> "Iterator[Tracker]":
     """The store as its one writer: checked, made or upgraded if need be, and locked until the context is left.
 
     Raises:
@@ -129,7 +134,7 @@ def opened(store: Store, cluster: Literal["local", "slurm"] = "local") -> "Itera
 
     check(store, cluster)
     try:
-        with _lock(store):
+        with _lock(store, WAIT_S if wait is None else wait):
             if store.file is not None:
                 _follow(store.file, store.artifacts)
             with closing(Tracker.open(store.uri, store.artifacts)) as tracker:
@@ -139,19 +144,19 @@ def opened(store: Store, cluster: Literal["local", "slurm"] = "local") -> "Itera
 
 
 @contextmanager
-def _lock(store: Store) -> Iterator[None]:
+def _lock(store: Store, wait: float) -> Iterator[None]:
     """One writer: a flock beside the sqlite file, or in the folder of runs; it ends with its process."""
     path = store.runs_dir / "mlflow.lock" if store.file is None else store.file.with_name(f"{store.file.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + wait
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise Busy("another process has been writing it for a minute; try again when it is done") from None
+                    raise Busy(f"another process has been writing it for {wait:g} s; try again later") from None
                 time.sleep(0.05)
         yield
 
