@@ -41,7 +41,9 @@ def main(folder: Path) -> int:
 
     from study.cli import main as study
 
-    return study(["train", str(config), "--runs-dir", settings["runs_dir"], "--threads", str(settings["cpus"])])
+    command = ["train", str(config), "--runs-dir", settings["runs_dir"], "--threads", str(settings["cpus"])]
+    sys.argv = ["study", *command]  # what the run notes as its command
+    return study(command)
 
 
 def _config(folder: Path, index: int) -> Path:
