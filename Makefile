@@ -45,7 +45,7 @@ lint: $(INSTALLED)
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 
 test: data lint
-	.venv/bin/pytest
+	.venv/bin/pytest --numprocesses 2 --dist loadfile
 
 bench: data
 	$(STUDY) bench
