@@ -284,10 +284,16 @@ def test_a_torn_line_of_the_ledger_is_survived(fake: Fake, tmp_path: Path) -> No
 def test_two_submissions_at_once_send_each_point_once(fake: Fake, tmp_path: Path) -> None:
     slurm_points.sweep(tmp_path, 6)
     code = (
-        "import sys; from pathlib import Path; from study.sweep import grid, slurm; "
-        "s = grid.load(Path('try.yaml'), 'smoke'); sys.exit(slurm.submit(s, s.points, runs_dir=Path('runs')))"
+        "import sys, time; from pathlib import Path; from study.sweep import grid, slurm, snapshot; import submitit\n"
+        "s = grid.load(Path('try.yaml'), 'smoke'); Path(sys.argv[1]).touch()\n"
+        "take = snapshot.take; snapshot.take = lambda runs: (time.sleep(0.5), take(runs))[1]\n"
+        "while not Path('go').exists(): time.sleep(0.001)\n"
+        "sys.exit(slurm.submit(s, s.points, runs_dir=Path('runs')))"
     )
-    both = [subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) for _ in range(2)]
+    both = [subprocess.Popen([sys.executable, "-c", code, name], cwd=tmp_path) for name in ("a", "b")]
+    while not ((tmp_path / "a").exists() and (tmp_path / "b").exists()):
+        time.sleep(0.01)
+    (tmp_path / "go").touch()
     assert [process.wait() for process in both] == [0, 0]
     assert fake.sizes() == [6]
 
