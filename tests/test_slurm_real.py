@@ -13,7 +13,7 @@ import slurm_points
 from slurm_points import behave, steps
 
 from study.run import status
-from study.sweep import onenode, plan, slurm, slurm_send, slurm_state
+from study.sweep import daemons, onenode, plan, slurm, slurm_send, slurm_state
 from study.sweep.grid import Sweep
 
 pytestmark = pytest.mark.slurm
@@ -193,7 +193,7 @@ def test_a_controller_that_is_restarted_loses_nothing(runs: Path, tmp_path: Path
     behave(runs, {point.signature: {"steps": 60} for point in sweep.points[:2]})
     slurm.submit(sweep, sweep.points, runs_dir=runs)
     until(lambda: stepped(runs, sweep.points[0].signature))
-    onenode._stop(with_accounting.parent, "slurmctld")
+    daemons.stop(with_accounting.parent, "slurmctld")
     onenode.up(with_accounting.parent)
     until(lambda: finished(runs, sweep))
     for point, count in zip(sweep.points, (60, 60, 3), strict=True):
@@ -281,8 +281,12 @@ def test_without_accounting_the_states_are_right(
 
 def test_make_slurm_down_stops_what_it_started_and_nothing_else(tmp_path: Path) -> None:
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    conf = tmp_path / "slurm.conf"
     try:
-        (tmp_path / "slurm.conf").write_text("")
+        conf.write_text("ClusterName=somebody-else's\n")
+        onenode.down(tmp_path)
+        assert conf.exists()
+        conf.write_text(onenode.MADE_BY)
         (tmp_path / "slurmd.pid").write_text(f"{sleeper.pid} 12345\n")  # the number now belongs to another process
         onenode.down(tmp_path)
         assert sleeper.poll() is None

@@ -8,24 +8,24 @@ import argparse
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from study.errors import UserError
+from study.sweep import daemons
 
 STATE = Path("/var/tmp/study-slurm")  # short, since a socket's path has 108 characters, and open to munge and mysql
 PACKAGES = {"slurmctld": "slurm-wlm", "munged": "munge"}
 ACCOUNTING_PACKAGES = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
 SYSTEM_CONF = Path("/etc/slurm/slurm.conf")
 DAEMONS = ("slurmd", "slurmctld", "slurmdbd", "mariadbd", "munged")  # in the order in which they stop
-PATIENCE_S = 30.0
+
+MADE_BY = "# Made by `make slurm`; `make slurm-down` removes this folder."
 
 SLURM_CONF = """\
+{made_by}
 ClusterName=study
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={slurmctld}
@@ -123,18 +123,18 @@ def up(state: Path = STATE, *, accounting: bool = True, max_array_size: int = 10
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o755)
     conf = state / "slurm.conf"
-    if not conf.exists() or not any(_running(state, name) for name in DAEMONS):
+    if not conf.exists() or not any(daemons.running(state, name) for name in DAEMONS):
         _write_settings(state, accounting, max_array_size, cpus or os.cpu_count() or 1)
     env = os.environ | {"SLURM_CONF": str(conf)}
     _munge(state)
     if (state / "slurmdbd.conf").exists():
         _mariadb(state)
-        _start(state, "slurmdbd", ["slurmdbd", "-D"], env)
-        _until(state, "slurmdbd", lambda: _succeeds(["sacctmgr", "-n", "list", "cluster"], env))
-    _start(state, "slurmctld", ["slurmctld", "-D", "-f", str(conf)], env)
-    _until(state, "slurmctld", lambda: _succeeds(["scontrol", "ping"], env))
-    _start(state, "slurmd", ["slurmd", "-D", "-f", str(conf)], env)
-    _until(state, "slurmd", lambda: _node_state(env) in {"idle", "mixed", "allocated"})
+        daemons.start(state, "slurmdbd", ["slurmdbd", "-D"], env)
+        daemons.until(state, "slurmdbd", lambda: _succeeds(["sacctmgr", "-n", "list", "cluster"], env))
+    daemons.start(state, "slurmctld", ["slurmctld", "-D", "-f", str(conf)], env)
+    daemons.until(state, "slurmctld", lambda: _succeeds(["scontrol", "ping"], env))
+    daemons.start(state, "slurmd", ["slurmd", "-D", "-f", str(conf)], env)
+    daemons.until(state, "slurmd", lambda: _node_state(env) in {"idle", "mixed", "allocated"})
     if state == STATE and not SYSTEM_CONF.exists():
         SYSTEM_CONF.parent.mkdir(exist_ok=True)
         SYSTEM_CONF.unlink(missing_ok=True)  # a dangling link
@@ -145,24 +145,24 @@ def up(state: Path = STATE, *, accounting: bool = True, max_array_size: int = 10
 def down(state: Path = STATE) -> None:
     """Cancel the jobs, stop the daemons that :func:`up` started, and remove their folder; none there, nothing done."""
     conf = state / "slurm.conf"
-    if not conf.exists():
+    if not conf.exists() or not conf.read_text().startswith(MADE_BY):
         return
     env = os.environ | {"SLURM_CONF": str(conf)}
-    if _running(state, "slurmctld") and _running(state, "slurmd"):
+    if daemons.running(state, "slurmctld") and daemons.running(state, "slurmd"):
         jobs = ["squeue", "--noheader", "--format=%A"]
         listed = subprocess.run(jobs, env=env, capture_output=True, text=True, check=False).stdout.split()
         if listed:
             subprocess.run(["scancel", *listed], env=env, check=False)
-            _until(state, "slurmctld", lambda: not subprocess.check_output(jobs, env=env))
+            daemons.until(state, "slurmctld", lambda: not subprocess.check_output(jobs, env=env))
     for name in DAEMONS:
-        _stop(state, name)
+        daemons.stop(state, name)
     if SYSTEM_CONF.is_symlink() and SYSTEM_CONF.readlink() == conf:
         SYSTEM_CONF.unlink()
     shutil.rmtree(state)
 
 
 def _install(needed: dict[str, str]) -> None:
-    missing = [package for program, package in needed.items() if not shutil.which(program, path=_PATH)]
+    missing = [package for program, package in needed.items() if not shutil.which(program, path=daemons.PATH)]
     if not missing:
         return
     if not shutil.which("apt-get"):
@@ -187,13 +187,11 @@ def _install(needed: dict[str, str]) -> None:
             policy.unlink()
 
 
-_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-
-
 def _write_settings(state: Path, accounting: bool, max_array_size: int, cpus: int) -> None:
     ports = dict(zip(("slurmctld", "slurmd", "slurmdbd", "mariadbd"), _free_ports(4), strict=True))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     values = ports | {
+        "made_by": MADE_BY,
         "state": state,
         "host": socket.gethostname().split(".")[0],
         "cpus": cpus,
@@ -231,9 +229,9 @@ def _munge(state: Path) -> None:
             shutil.chown(path, "munge", "munge")
     command = ["munged", "--foreground", f"--socket={folder}/socket", f"--key-file={folder}/key"]
     command += [f"--pid-file={folder}/self", f"--seed-file={folder}/seed", f"--log-file={folder}/log"]
-    _start(state, "munged", command, dict(os.environ), user="munge")
+    daemons.start(state, "munged", command, dict(os.environ), user="munge")
     socket_path = folder / "socket"
-    _until(state, "munged", lambda: _succeeds(["munge", "-n", f"--socket={socket_path}"], dict(os.environ)))
+    daemons.until(state, "munged", lambda: _succeeds(["munge", "-n", f"--socket={socket_path}"], dict(os.environ)))
 
 
 def _mariadb(state: Path) -> None:
@@ -245,9 +243,9 @@ def _mariadb(state: Path) -> None:
         install = ["mariadb-install-db", defaults, "--user=mysql", f"--datadir={folder}/data", "--skip-test-db"]
         if not _succeeds([*install, "--auth-root-authentication-method=socket"], env):
             raise UserError(f"make slurm: mariadb-install-db failed: see {folder}/log")
-    _start(state, "mariadbd", ["mariadbd", defaults], env)
+    daemons.start(state, "mariadbd", ["mariadbd", defaults], env)
     client = ["mariadb", "--no-defaults", "--user=root", f"--socket={folder}/socket"]
-    _until(state, "mariadbd", lambda: _succeeds([*client, "-e", "select 1"], env))
+    daemons.until(state, "mariadbd", lambda: _succeeds([*client, "-e", "select 1"], env))
     password = next(
         line.partition("=")[2] for line in (state / "slurmdbd.conf").read_text().splitlines() if "StoragePass" in line
     )
@@ -256,62 +254,6 @@ def _mariadb(state: Path) -> None:
         "grant all on slurm_acct_db.* to slurm@127.0.0.1;"
     )
     subprocess.run(client, input=grant, text=True, check=True)
-
-
-# ----------------------------------------------------------------------------------------------------- processes
-
-
-def _start(state: Path, name: str, command: list[str], env: dict[str, str], user: str | None = None) -> None:
-    """Start a daemon in a session of its own unless it runs, and note its process id and start time."""
-    if _running(state, name):
-        return
-    program = shutil.which(command[0], path=_PATH)
-    assert program is not None, f"{command[0]} was installed above"
-    with (state / f"{name}.out").open("ab") as out:
-        process = subprocess.Popen(
-            [program, *command[1:]], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            start_new_session=True, user=user, group=user, extra_groups=[] if user else None, cwd="/",
-        )  # fmt: skip
-    (state / f"{name}.pid").write_text(f"{process.pid} {_start_time(process.pid)}\n")
-
-
-def _running(state: Path, name: str) -> int | None:
-    """The process id of a daemon that we started, unless it ended (or its number went to another process)."""
-    try:
-        pid, started = (state / f"{name}.pid").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return int(pid) if _start_time(int(pid)) == started else None
-
-
-def _start_time(pid: int) -> str | None:
-    """When a process began, in clock ticks since the boot, or None when there is none or it is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
-
-
-def _stop(state: Path, name: str) -> None:
-    pid = _running(state, name)
-    if pid is None:
-        return
-    os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + PATIENCE_S
-    while _running(state, name):
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.1)
-
-
-def _until(state: Path, name: str, done: Callable[[], bool]) -> None:
-    """Wait for something that a daemon does."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        if not _running(state, name) or time.monotonic() > deadline:
-            raise UserError(f"make slurm: {name}: did not start; see its logs in {state}")
-        time.sleep(0.1)
 
 
 def _succeeds(command: list[str], env: dict[str, str]) -> bool:
