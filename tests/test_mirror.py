@@ -19,7 +19,9 @@ from study.errors import UserError
 from study.run import store, tracker, ui
 from study.run.mirror import Mirror, start_mirror
 from study.run.reconcile import reconcile
-from study.run.tracked import param
+from study.run.tracked import lone, param
+
+FAULTS = ["lose", "drop", 500, 403, 429]
 
 
 @pytest.fixture
@@ -295,6 +297,12 @@ def test_doubles_are_merged_and_imported_runs_give_way_to_the_folder(runs: Path)
     report = Mirror(runs).sync()
     assert report.complete and report.removed == 2
     assert held(uri(runs)) == first
+    with store.opened(store.resolve(runs)) as tracked_runs:
+        other = make(runs, 1)
+        known = tracked_runs.create(
+            tracked_runs.experiment(lone(other.name, {}).place), other.name, "x", round(START_S * 1000), "import", "me"
+        )
+    assert synced(runs)["train", other.name]["id"] != known
 
 
 def test_reconcile_mends_a_store_after_accidents(runs: Path) -> None:
@@ -341,9 +349,9 @@ def test_preflight_asks_whether_the_server_takes_our_host_header(tmp_path: Path,
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("fault", ["lose", "drop", 500, 403, 429])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_failing_server_loses_and_doubles_nothing(runs: Path, proxy: Proxy, fault: str | int) -> None:
-    folder = make(runs, seed=10 + hash(str(fault)) % 1000, steps=900)
+    folder = make(runs, seed=FAULTS.index(fault), steps=900)
     mirror = Mirror(runs, proxy.uri)
     for path in ("runs/create", "runs/log-batch", "runs/update"):
         count = 0
