@@ -1,15 +1,17 @@
 """Exported runs: the same bytes for the same runs, nothing private in them, and a store filled from them is equal."""
 
+import io
 import json
 import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from tracking_fixture import START_S, fresh_store, held, line, make, same, set_status, sweep
 
 from study.errors import UserError
-from study.run import export, imports
+from study.run import export, imports, listing
 from study.run.mirror import Mirror
 
 
@@ -148,3 +150,20 @@ def test_a_damaged_file_is_named(runs: Path, tmp_path: Path, damage: str) -> Non
         export.load(tmp_path / "out")
     with pytest.raises(UserError, match=r"holds no \*\.runs\.parquet"):
         export.load(tmp_path)
+
+
+def test_runs_are_listed_from_folders_and_else_from_files(runs: Path, tmp_path: Path) -> None:
+    export.export(runs, tmp_path / "out")
+    here, exported = listing.runs(runs, tmp_path / "none"), listing.runs(tmp_path / "none", tmp_path / "out")
+    hidden = {"source"}
+    assert [{k: repr(v) for k, v in run.items() if k not in hidden} for run in here] == [
+        {k: repr(v) for k, v in run.items() if k not in hidden} for run in exported
+    ]
+    assert [run["state"] for run in here] == ["finished", "failed", "finished"] and here[2]["diverged"]
+    shown = listing.one(here[0]["signature"][:6], runs, tmp_path / "none")
+    assert shown["history"]["train/loss"]["points"] == 20 and shown["params"]["dictionary.K"] == 512
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(listing.table(here, 80), listing.page(shown, 80))
+    assert "m=0.99 seed=0" in console.export_text() and "diverged" not in str(shown["error"])
+    with pytest.raises(UserError, match="RUN = nope: no such run"):
+        listing.one("nope", runs, tmp_path / "out")

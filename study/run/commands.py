@@ -110,10 +110,10 @@ def export_command(arguments: argparse.Namespace) -> int:
     from study.run.export import export
 
     written = export(arguments.runs_dir, arguments.out, arguments.sweeps or None)
-    print(
-        *written or [f"{arguments.runs_dir} holds no run of a submitted sweep: {arguments.out} stays as it is"],
-        sep="\n",
-    )
+    for path in written:
+        print(path)
+    if not written:
+        print(f"{arguments.runs_dir} holds no run of a submitted sweep: {arguments.out} stays as it is")
     return 0
 
 

@@ -11,7 +11,10 @@ from study.run.tracked import Entry, Facts
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
+WIDE = 110
+"""Columns from which on the table has more of them."""
 STYLES = {"finished": "green", "running": "cyan", "failed": "red", "killed": "yellow", "scheduled": "blue"}
 
 
@@ -63,41 +66,48 @@ def one(start: str, runs_dir: Path, files: Path) -> dict[str, Any]:
 
 
 def table(found: list[dict[str, Any]], width: int) -> "RenderableType":
-    """A line a run."""
-    from rich import box
-    from rich.table import Table
+    """A line a run, a table a sweep."""
+    from rich.console import Group
     from rich.text import Text
 
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    wide = width >= 100
-    shown.add_column("run", no_wrap=True, style="dim")
-    shown.add_column("sweep", no_wrap=True)
-    shown.add_column("name", overflow="ellipsis", no_wrap=True, ratio=1)
-    shown.add_column("state", no_wrap=True)
-    shown.add_column("step", justify="right", no_wrap=True)
-    shown.add_column("result", no_wrap=True)
-    if wide:
-        shown.add_column("try", justify="right")
-        shown.add_column("minutes", justify="right")
-        shown.add_column("started", no_wrap=True)
+    tables: dict[str, Table] = {}
     for run in found:
+        place = f"{run['sweep']}-{run['scale']}".rstrip("-")
+        if place not in tables:
+            tables[place] = _empty(place, width >= WIDE)
         result = f"{run['metric']} {run['result']:.4g}" if run["result"] is not None else ""
         cells: list[Text | str] = [
             run["signature"][:8],
-            f"{run['sweep']}-{run['scale']}".rstrip("-"),
             run["name"],
             Text(run["state"], STYLES.get(run["state"], "")),
             f"{run['step']}/{run['steps']}" if run["step"] != run["steps"] else str(run["steps"]),
             "diverged" if run["diverged"] else result,
         ]
-        if wide:
+        if width >= WIDE:
             started = run["started_ms"]
             cells += [
                 str(run["attempt"]),
                 f"{run['train_seconds'] / 60:.1f}",
                 time.strftime("%F %R", time.localtime(started / 1000)) if started else "",
             ]
-        shown.add_row(*cells)
+        tables[place].add_row(*cells)
+    return Group(*tables.values())
+
+
+def _empty(place: str, wide: bool) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    shown = Table(title=place, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    shown.add_column("run", width=8, style="dim")
+    shown.add_column("name", overflow="ellipsis", no_wrap=True, ratio=1)
+    shown.add_column("state", width=9)
+    shown.add_column("step", width=8, justify="right")
+    shown.add_column("result", width=11)
+    if wide:
+        shown.add_column("try", width=3, justify="right")
+        shown.add_column("minutes", width=7, justify="right")
+        shown.add_column("started", width=16)
     return shown
 
 
