@@ -50,5 +50,10 @@ test: data lint
 bench: data
 	$(STUDY) bench
 
-slurm slurm-down: $(INSTALLED)
-	.venv/bin/python -m study.sweep.onenode $(if $(filter slurm,$@),up,down)
+# make slurm ACCOUNTING=0 MAX_ARRAY_SIZE=5 CPUS=8 for a cluster without accounting, with short arrays, of so many cores.
+slurm: $(INSTALLED)
+	.venv/bin/python -m study.sweep.onenode up $(strip $(if $(filter 0,$(ACCOUNTING)),--no-accounting) \
+	  $(if $(MAX_ARRAY_SIZE),--max-array-size $(MAX_ARRAY_SIZE)) $(if $(CPUS),--cpus $(CPUS)))
+
+slurm-down: $(INSTALLED)
+	.venv/bin/python -m study.sweep.onenode down

@@ -13,7 +13,7 @@ import slurm_points
 from slurm_points import behave, steps
 
 from study.run import status
-from study.sweep import daemons, onenode, plan, slurm, slurm_send, slurm_state
+from study.sweep import daemons, onenode, plan, slurm, slurm_send, slurm_state, watch
 from study.sweep.grid import Sweep
 
 pytestmark = pytest.mark.slurm
@@ -67,7 +67,7 @@ def runs(tmp_path: Path, with_accounting: Path, short_time: object, monkeypatch:
 
 def prepare(tmp_path: Path, conf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SLURM_CONF", str(conf))
-    monkeypatch.setattr(slurm, "POLL_S", 0.3)
+    monkeypatch.setattr(watch, "LOOK_S", 0.3)
     monkeypatch.chdir(tmp_path)
     slurm_points.package(tmp_path, monkeypatch)
     runs_dir = tmp_path / "runs"
@@ -92,6 +92,11 @@ def states(runs: Path, sweep: Sweep) -> list[str]:
 
 def finished(runs: Path, sweep: Sweep) -> bool:
     return set(states(runs, sweep)) == {"done"}
+
+
+def wait(runs: Path, sweep: Sweep) -> list[str]:
+    """As `submit --wait` does."""
+    return [row.state for row in watch.watch(lambda: planned(runs, sweep)).rows]
 
 
 def sent(runs: Path) -> int:
@@ -169,7 +174,8 @@ def test_a_killed_trainer_is_started_again_in_its_job(runs: Path, tmp_path: Path
     sweep = slurm_points.sweep(tmp_path, 1)
     point = sweep.points[0].signature
     behave(runs, {point: {"crash_at": 1}})
-    assert slurm.submit(sweep, sweep.points, runs_dir=runs, wait=True) == 0
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
+    assert wait(runs, sweep) == ["done"]
     assert steps(runs, point) == [0, 1, 2]
     assert attempt(runs, point) == 2
 
@@ -205,14 +211,15 @@ def test_a_probe_waits_for_its_pretraining_and_is_blocked_when_that_fails(runs: 
     sweep = slurm_points.sweep(tmp_path, 2, probes=2)
     failing, *its_probes = (point.signature for point in sweep.points[:3])
     behave(runs, {failing: {"fail_at": 0}})
-    assert slurm.submit(sweep, sweep.points, runs_dir=runs, wait=True) == 1
-    assert states(runs, sweep) == ["failed", "blocked", "blocked", "done", "done", "done"]
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
+    assert wait(runs, sweep) == ["failed", "blocked", "blocked", "done", "done", "done"]
     ended = [(runs / point.signature / "status.json").stat().st_mtime for point in sweep.points[3:]]
     assert ended[0] < min(ended[1:]), "after its pre-training"
     behave(runs, {})
     rest = [row.point for row in planned(runs, sweep).to_run]
     assert [point.signature for point in rest] == [failing, *its_probes]
-    assert slurm.submit(sweep, rest, runs_dir=runs, wait=True) == 0
+    assert slurm.submit(sweep, rest, runs_dir=runs) == 0
+    assert set(wait(runs, sweep)) == {"done"}
 
 
 def test_cancelled_points_end_as_killed(runs: Path, tmp_path: Path) -> None:
@@ -238,7 +245,8 @@ def test_a_lost_answer_is_adopted(runs: Path, tmp_path: Path, monkeypatch: pytes
     assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 1
     wrapper.unlink()
     monkeypatch.setattr(slurm_send, "ANSWER_S", 0.0)
-    assert slurm.submit(sweep, sweep.points, runs_dir=runs, wait=True) == 0
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
+    assert wait(runs, sweep) == ["done", "done"]
     assert sent(runs) == 1
     assert all(steps(runs, point.signature) == [0, 1, 2] for point in sweep.points)
 
@@ -249,7 +257,8 @@ def test_two_processes_a_point_find_each_other(runs: Path, tmp_path: Path) -> No
     behave(runs, {point: {"gloo": True}})
     resources = tmp_path / "cluster.yaml"
     resources.write_text("tasks: 2\n")
-    assert slurm.submit(sweep, sweep.points, runs_dir=runs, cluster_config=resources, wait=True) == 0
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs, cluster_config=resources) == 0
+    assert wait(runs, sweep) == ["done"]
     assert [(runs / point / f"rank{rank}").read_text() for rank in (0, 1)] == ["3 2 0", "3 2 1"]
 
 

@@ -43,8 +43,9 @@ Local: so many `study train` at a time, each with its own threads. Ctrl-C lets t
 them; the same command continues. A point that failed leaves the others alone. Another launcher on the same sweep, or on
 another with the same points, never trains one twice.
 Slurm: what is missing goes to the queue as arrays, from a snapshot of the code; resources come from cluster.yaml.
+It returns at once. With --wait it stays, shows the table and logs to MLflow; Ctrl-C then leaves the jobs running.
 
-exit codes: 0 all done or in other hands · 1 a point failed · 2 bad input · 130 Ctrl-C"""
+exit codes: 0 all done or in other hands · 1 a point failed, or sbatch refused some · 2 bad input · 130 Ctrl-C"""
 
 POINT = """\
 POINT is the beginning of a signature, or a sweep's file and words of the point's name:
@@ -54,8 +55,8 @@ POINT is the beginning of a signature, or a sweep's file and words of the point'
 SHOWN = 40
 """Commands that a dry run lists."""
 
-WATCH_S, FOLLOW_S = 2.0, 0.5
-"""Seconds between two looks of `status --watch` and of `logs -f`."""
+FOLLOW_S = 0.5
+"""Seconds between two looks of `logs -f`."""
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -77,7 +78,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     submit.add_argument("--wait", action="store_true", help="stay until every point is done, also those in other hands")
     submit.add_argument("--yes", action="store_true", help="do not ask before a large submission to Slurm")
     submit.add_argument("--threads", type=_positive, metavar="N", help="local: threads a point (default: 1)")
-    submit.add_argument("--no-mirror", action="store_true", help="do not log to MLflow")
+    submit.add_argument("--no-mirror", action="store_true", help="do not log to MLflow (Slurm: only --wait does)")
     submit.set_defaults(func=submit_command)
 
     text = "One table: what each point is doing, its speed, the time left, and why it failed."
@@ -153,77 +154,84 @@ def _positive(text: str) -> int:
 
 def plan_command(arguments: argparse.Namespace) -> int:
     """``study sweep plan``."""
-    from study.sweep import launch
+    from dataclasses import asdict
+
+    from study.sweep import slurm
 
     sweep = _load(arguments)
     plan = _plan(sweep, arguments)
-    cluster = _limits() if arguments.cluster == "slurm" else {}
+    allowed = slurm.limits() if arguments.cluster == "slurm" else None
     if arguments.json:
-        workers = launch.options(plan, workers=arguments.workers).workers
-        print(json.dumps(plan.as_json(workers) | {"cluster": cluster}, ensure_ascii=False))
+        cluster = asdict(allowed) if allowed else {}
+        print(json.dumps(plan.as_json(_workers(plan, arguments)) | {"cluster": cluster}, ensure_ascii=False))
         return 0
     _show(plan, arguments)
-    for name, value in cluster.items():
-        print(f"cluster: {name} = {value}")
+    if allowed:
+        print(f"the cluster allows {allowed}")
     return 0
 
 
 def submit_command(arguments: argparse.Namespace) -> int:
     """``study sweep submit``."""
     from study.run import store
-    from study.sweep import launch, record
+    from study.sweep import launch, record, slurm
 
     sweep = _load(arguments)
     plan = _plan(sweep, arguments)
     _show(plan, arguments)
-    if not arguments.dry_run:
-        if not arguments.no_mirror:
-            store.check(store.resolve(arguments.runs_dir), arguments.cluster)
-        record.write(sweep, arguments.runs_dir)
+    if not (arguments.dry_run or arguments.no_mirror):
+        store.check(store.resolve(arguments.runs_dir), arguments.cluster)
     if arguments.cluster == "slurm":
-        from study.sweep import slurm
-
-        return slurm.submit(
+        code = slurm.submit(
             sweep,
             [row.point for row in plan.to_run],
             runs_dir=arguments.runs_dir,
             cluster_config=arguments.cluster_config,
-            wait=arguments.wait,
             yes=arguments.yes,
             dry_run=arguments.dry_run,
         )
+        return code or (_wait(sweep, arguments) if arguments.wait and not arguments.dry_run else 0)
     options = launch.options(plan, workers=arguments.workers, threads=arguments.threads, wait=arguments.wait)
     if arguments.dry_run:
         print(f"would run {len(plan.to_run):,} points, {options.workers} at a time with --threads {options.threads}:")
         for row in plan.to_run if arguments.all else plan.to_run[:SHOWN]:
             print(f"  study train {arguments.runs_dir / row.point.signature / 'config.yaml'}  # {row.point.name}")
         return 0
+    record.write(sweep, arguments.runs_dir)
     return launch.launch(plan, arguments.runs_dir, options, mirror=not arguments.no_mirror)
+
+
+def _wait(sweep: "Sweep", arguments: argparse.Namespace) -> int:
+    """Follow a sweep on Slurm, with the mirror beside it; the jobs need neither."""
+    from study.sweep import launch, watch
+
+    with launch.mirrored(arguments.runs_dir, print, wanted=not arguments.no_mirror):
+        try:
+            plan = watch.watch(lambda: _plan(sweep, arguments), everything=arguments.all)
+        except KeyboardInterrupt:
+            print(
+                "study: the jobs go on; `study sweep status` shows them, `study sweep cancel` stops them, and "
+                "`study runs sync` logs to MLflow",
+                file=sys.stderr,
+            )
+            return 130
+    return int(not plan.counts.keys() <= {"done", "removed"})
 
 
 def status_command(arguments: argparse.Namespace) -> int:
     """``study sweep status``."""
     from rich.console import Console
-    from rich.live import Live
 
-    from study.sweep import table
+    from study.sweep import table, watch
 
     sweep = _load(arguments)
-    plan = _plan(sweep, arguments)
     if arguments.json:
-        print(json.dumps(plan.as_json(1), ensure_ascii=False))
-        return 0
-    console = Console(highlight=False)
-    if not arguments.watch:
-        console.print(table.of_status(plan, everything=arguments.all))
-        return 0
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        while True:
-            live.update(table.of_status(plan, everything=arguments.all), refresh=True)
-            if not plan.counts.keys() & {"running", "pending", "unknown"}:
-                return 0
-            time.sleep(WATCH_S)
-            plan = _plan(sweep, arguments)
+        print(json.dumps(_plan(sweep, arguments).as_json(1), ensure_ascii=False))
+    elif arguments.watch:
+        watch.watch(lambda: _plan(sweep, arguments), everything=arguments.all)
+    else:
+        Console(highlight=False).print(table.of_status(_plan(sweep, arguments), everything=arguments.all))
+    return 0
 
 
 def logs_command(arguments: argparse.Namespace) -> int:
@@ -301,19 +309,19 @@ def _plan(sweep: "Sweep", arguments: argparse.Namespace) -> "Plan":
 def _show(plan: "Plan", arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from study.sweep import launch, table
+    from study.sweep import table
 
-    workers = launch.options(plan, workers=arguments.workers).workers
-    Console(highlight=False).print(table.of_plan(plan, workers, everything=arguments.all))
+    Console(highlight=False).print(table.of_plan(plan, _workers(plan, arguments), everything=arguments.all))
 
 
-def _limits() -> dict[str, Any]:
-    """What the cluster allows."""
-    from dataclasses import asdict
+def _workers(plan: "Plan", arguments: argparse.Namespace) -> int:
+    """Points side by side: on Slurm as many as the user allows, since nobody knows when which of them starts."""
+    from study.sweep import cluster, launch
 
-    from study.sweep import slurm
-
-    return asdict(slurm.limits())
+    if arguments.cluster == "slurm":
+        resources = cluster.load(arguments.cluster_config, plan.sweep.name, plan.sweep.scale)
+        return resources.parallel or max(1, len(plan.to_run))
+    return launch.options(plan, workers=arguments.workers).workers
 
 
 def _points(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:

@@ -5,19 +5,15 @@ import importlib.util
 import os
 import signal
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from study.run import files, lock
 from study.sweep import plan as plans
 from study.sweep.local import Options, Pool
 from study.sweep.plan import Plan
 from study.sweep.progress import Progress
-
-if TYPE_CHECKING:
-    from study.run.mirror import Beside
 
 
 def launch(plan: Plan, runs_dir: Path, options: Options, *, mirror: bool = True) -> int:
@@ -35,17 +31,10 @@ def launch(plan: Plan, runs_dir: Path, options: Options, *, mirror: bool = True)
     Raises:
         UserError: the tracking store cannot be used, or the folder of runs cannot be written; nothing was started.
     """
-    with _presence(runs_dir, plan.sweep.id), Progress() as show:
-        beside = _mirror(runs_dir, show) if mirror else None
+    with _presence(runs_dir, plan.sweep.id), Progress() as show, mirrored(runs_dir, show.say, wanted=mirror):
         pool = Pool(plan, runs_dir, options, show)
-        try:
-            code = pool.run()
-            _summary(pool, show)
-        finally:
-            if beside is not None:
-                show.say("logging the rest to MLflow")
-                if (report := beside.stop()).error:
-                    show.say(f"MLflow: {report.error}")
+        code = pool.run()
+        _summary(pool, show)
     return code
 
 
@@ -68,13 +57,30 @@ def _gpus() -> tuple[str, ...]:
     return tuple(str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*")))))
 
 
-def _mirror(runs_dir: Path, show: Progress) -> "Beside | None":
-    if importlib.util.find_spec("mlflow") is None:
-        show.say("not logged to MLflow, which is not installed; `study runs sync` does it later")
-        return None
+@contextmanager
+def mirrored(runs_dir: Path, say: Callable[[str], None], *, wanted: bool = True) -> Iterator[None]:
+    """Log a folder of runs to MLflow meanwhile, and what is left of it at the end.
+
+    Args:
+        runs_dir: where the runs are.
+        say: tells the user.
+        wanted: otherwise nothing happens.
+    """
+    if wanted and importlib.util.find_spec("mlflow") is None:
+        say("not logged to MLflow, which is not installed; `study runs sync` does it later")
+        wanted = False
+    if not wanted:
+        yield
+        return
     from study.run.mirror import start_mirror
 
-    return start_mirror(runs_dir)
+    beside = start_mirror(runs_dir)
+    try:
+        yield
+    finally:
+        say("logging the rest to MLflow")
+        if not (report := beside.stop()).complete:
+            say(f"MLflow: {report.error or '; '.join(report.problems)}")
 
 
 def _summary(pool: Pool, show: Progress) -> None:

@@ -20,6 +20,7 @@ STATE = Path("/var/tmp/study-slurm")  # short, since a socket's path has 108 cha
 PACKAGES = {"slurmctld": "slurm-wlm", "munged": "munge"}
 ACCOUNTING_PACKAGES = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
 SYSTEM_CONF = Path("/etc/slurm/slurm.conf")
+MAX_ARRAY_SIZE = 1001  # Slurm's own default
 DAEMONS = ("slurmd", "slurmctld", "slurmdbd", "mariadbd", "munged")  # in the order in which they stop
 
 MADE_BY = "# Made by `make slurm`; `make slurm-down` removes this folder."
@@ -99,7 +100,9 @@ class CannotInstallError(UserError):
     """This machine cannot have a Slurm: not root, no apt, or no package mirror."""
 
 
-def up(state: Path = STATE, *, accounting: bool = True, max_array_size: int = 1001, cpus: int | None = None) -> Path:
+def up(
+    state: Path = STATE, *, accounting: bool = True, max_array_size: int = MAX_ARRAY_SIZE, cpus: int | None = None
+) -> Path:
     """Start the cluster, or what is missing of it, and wait until its node takes jobs.
 
     Args:
@@ -280,18 +283,25 @@ def main() -> int:
     parser.add_argument("--state", type=Path, default=STATE, help="folder of the cluster (default %(default)s)")
     parser.add_argument("--no-accounting", action="store_true", help="leave slurmdbd and MariaDB out")
     parser.add_argument(
-        "--max-array-size", type=int, default=1001, help="largest array index + 1 (default %(default)s)"
+        "--max-array-size", type=int, metavar="N", help=f"largest array index + 1 (default {MAX_ARRAY_SIZE})"
     )
-    parser.add_argument("--cpus", type=int, help="cores that Slurm believes in (default: the machine's)")
+    parser.add_argument("--cpus", type=int, metavar="N", help="cores that Slurm believes in (default: the machine's)")
     args = parser.parse_args()
+    state = args.state.resolve()
     try:
         if args.action == "down":
-            down(args.state.resolve())
+            down(state)
             return 0
+        if any(daemons.running(state, name) for name in DAEMONS) and (
+            args.no_accounting or args.max_array_size or args.cpus
+        ):
+            raise UserError(
+                f"make slurm: {state}: runs already, with its own settings; allowed is make slurm-down first"
+            )
         conf = up(
-            args.state.resolve(),
+            state,
             accounting=not args.no_accounting,
-            max_array_size=args.max_array_size,
+            max_array_size=args.max_array_size or MAX_ARRAY_SIZE,
             cpus=args.cpus,
         )
     except UserError as error:

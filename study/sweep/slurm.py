@@ -6,14 +6,14 @@ the rest is asked from Slurm, by one query for all points.
 
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from study.errors import UserError
 from study.run import status
-from study.sweep import cluster, slurm_jobs, slurm_ledger, slurm_script, slurm_send, slurm_state
+from study.sweep import cluster, record, slurm_jobs, slurm_ledger, slurm_script, slurm_send, slurm_state
 from study.sweep.cluster import Cluster
 from study.sweep.grid import Point, Sweep
 from study.sweep.slurm_jobs import Job
@@ -22,8 +22,6 @@ from study.sweep.slurm_state import Limits, Unanswered
 
 ASK_ABOVE = 50
 """Submitting, or cancelling, more points than this asks first."""
-
-POLL_S = 5.0
 
 
 def limits() -> Limits:
@@ -66,7 +64,6 @@ def submit(
     *,
     runs_dir: Path,
     cluster_config: Path | None = None,
-    wait: bool = False,
     yes: bool = False,
     dry_run: bool = False,
 ) -> int:
@@ -77,12 +74,11 @@ def submit(
         points: what to run; a probe follows its pre-training, which is among them, submitted already, or finished.
         runs_dir: on a disk that the nodes share.
         cluster_config: see `study.sweep.cluster.load`.
-        wait: follow the sweep until no point of it is queued or running.
         yes: do not ask, however many there are.
         dry_run: show what would be sent and send nothing.
 
     Returns:
-        0 when all were sent (with ``wait``: all are finished); 1 when sbatch refused some, which are listed.
+        0 when all were sent; 1 when sbatch refused some, which are listed.
 
     Raises:
         UserError: no Slurm here, it does not answer, or it would not take such jobs; nothing was sent.
@@ -95,13 +91,13 @@ def submit(
         _dry_run(sweep, points, resources, allowed, runs_dir)
         return 0
     confirm("submit", len(points), yes=yes)
+    record.write(sweep, runs_dir)
     with slurm_ledger.lock(runs_dir) as lock:
         slurm_send.settle(runs_dir)
         known = slurm_ledger.latest(slurm_ledger.arrays(runs_dir))
         unsent = _unsent(runs_dir, points, known)
-        if unsent and not slurm_send.send(sweep, unsent, resources, allowed, runs_dir, known, lock):
-            return 1
-    return follow(sweep.points, runs_dir) if wait else 0
+        sent = not unsent or slurm_send.send(sweep, unsent, resources, allowed, runs_dir, known, lock)
+    return 0 if sent else 1
 
 
 def _unsent(runs_dir: Path, points: Sequence[Point], known: Known) -> list[Point]:
@@ -177,36 +173,7 @@ def confirm(what: str, count: int, *, yes: bool) -> None:
         raise UserError(f"{what}: not done")
 
 
-# ------------------------------------------------------------------------------------------------- following, ending
-
-
-def follow(points: Sequence[Point], runs_dir: Path) -> int:
-    """Wait until no point is queued or running. 0 when all are finished, 1 otherwise; the jobs outlive a Ctrl-C."""
-    shown = ""
-    while True:
-        states = Counter(_states(points, runs_dir).values())
-        line = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        if line != shown:
-            print(line, flush=True)
-            shown = line
-        if not states.keys() & {"pending", "running", "unknown"}:
-            return 0 if states.keys() <= {"finished"} else 1
-        time.sleep(POLL_S)
-
-
-def _states(points: Sequence[Point], runs_dir: Path) -> dict[str, str]:
-    known = slurm_ledger.latest(slurm_ledger.arrays(runs_dir))
-    held = slurm_jobs.find(
-        runs_dir, {point.signature: known[point.signature] for point in points if point.signature in known}
-    )
-    states: dict[str, str] = {}
-    now = time.time()
-    for point in points:
-        own = status.read(runs_dir / point.signature)
-        state = status.seen(own, now) if own else "missing"
-        job = held.get(point.signature)
-        states[point.signature] = job.state if job and state not in ("finished", "running") else state
-    return states
+# -------------------------------------------------------------------------------------------------------- cancelling
 
 
 def cancel(sweep: Sweep, *, runs_dir: Path, signatures: Collection[str] | None = None, yes: bool = False) -> int:

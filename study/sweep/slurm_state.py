@@ -88,6 +88,15 @@ class Limits:
     """Name → minutes that a job may take."""
     default_partition: str | None
 
+    def __str__(self) -> str:
+        names = [
+            f"{name} ({'default, ' * (name == self.default_partition)}"
+            f"{'no time limit' if most is None else f'at most {most:,} minutes'})"
+            for name, most in self.partitions.items()
+        ]
+        jobs = "any number of" if self.max_submit_jobs is None else f"{self.max_submit_jobs:,}"
+        return f"arrays of {self.max_array_size:,} points, {jobs} jobs at once; partitions: {', '.join(names)}"
+
 
 def ask(command: Sequence[str]) -> str:
     """Standard output of one of Slurm's programs.
