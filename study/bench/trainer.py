@@ -1,0 +1,155 @@
+"""The trainer against its encoder, and the cost of what a run writes and of its evaluation."""
+
+import contextlib
+import io
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from study import consistency
+from study.bench import sides
+from study.bench.measure import Bench, take_turns, timed
+from study.bench.sides import RESNET18, TINY, Steps, config_of
+from study.config import Config
+from study.data import images
+from study.device import configure_torch
+from study.evaluate import encode, evaluate, frozen
+from study.model import encoder
+from study.run import record
+from study.train import READ_EVERY
+
+RUNS = "runs"
+EVERY, CHECKPOINT_S = 48, 60.0
+"""Steps between readings of consistency, and seconds between checkpoints, as at scale `quick`."""
+LINES = 2000
+"""Steps that are journalled to time it."""
+
+
+def trainer(bench: Bench) -> None:
+    """Images/s of the trainer ÷ encoder alone; one thread on a CPU."""
+    configure_torch(bench.device, 1)
+    gpu = "bf16" if bench.device.type == "cuda" else "fp32"
+    other = "fp32" if gpu == "bf16" else "bf16"
+    name = "trainer ÷ encoder"
+    seconds = _against_encoder(bench, f"{name}, tiny ResNet", config_of(TINY, precision=gpu), READ_EVERY, 0.90)
+    images_of = READ_EVERY * 256
+    bench.add("trainer, tiny ResNet", images_of / seconds["trainer"], "images/s")
+    bench.add("encoder alone, tiny ResNet", images_of / seconds["alone"], "images/s")
+    _against_encoder(bench, f"{name}, tiny ResNet, {other}", config_of(TINY, precision=other), READ_EVERY, None)
+    _against_encoder(bench, f"{name}, ResNet-18 with CIFAR's stem", config_of(RESNET18, precision=gpu), 1, 0.97)
+    config = config_of(TINY, precision=gpu, dictionary__K=65536)
+    twice = sides.products(config, bench.device)
+    _against_encoder(bench, "trainer ÷ (encoder + 2 products), tiny ResNet, K 65536", config, 4, 0.75, twice)
+
+
+def _against_encoder(
+    bench: Bench, name: str, config: Config, steps: int, goal: float | None, also: Steps | None = None
+) -> dict[str, Any]:
+    alone = sides.encoder_alone(config, bench.device)
+
+    def reference() -> None:
+        alone(steps)
+        if also is not None:
+            also(steps)
+
+    with sides.trainer(config, bench.folder / RUNS, bench.device) as (take, _):
+        seconds = take_turns({"trainer": timed(lambda: take(steps)), "alone": timed(reference)}, bench.repeats)
+    bench.add(name, seconds["alone"] / seconds["trainer"], "", at_least=goal)
+    return seconds
+
+
+def overhead(bench: Bench) -> None:
+    """What diagnostics, journal and checkpoints add to a step, each timed by itself: 2 % is below what the difference
+    of two runs would show."""
+    configure_torch(bench.device, 1)
+    config = config_of(TINY, consistency__every_steps=0)
+    with sides.trainer(config, bench.folder / RUNS, bench.device) as (take, run):
+        take(READ_EVERY)
+
+        def read() -> None:
+            consistency.read(run.model, run.stream, READ_EVERY, config, run.autocast)
+
+        journal, checkpoint = _journal(bench, config), _checkpoint(bench, run.model.state_dict())
+        seconds = take_turns(
+            {
+                "step": timed(lambda: take(READ_EVERY)),
+                "consistency": timed(read, bench.device),
+                "journal": journal,
+                "checkpoint": checkpoint,
+            },
+            bench.repeats,
+        )
+    step = seconds["step"] / READ_EVERY
+    parts = {
+        "consistency": 100 * seconds["consistency"] / EVERY / step,
+        "journal": 100 * seconds["journal"] / LINES / step,
+        "checkpoints": 100 * seconds["checkpoint"] / CHECKPOINT_S,
+    }
+    note = ", ".join(f"{name} {np.median(part):.2f} %" for name, part in parts.items())
+    bench.add(
+        "diagnostics, journal and checkpoints ÷ step", np.sum(list(parts.values()), 0), "%", at_most=2.0, note=note
+    )
+
+
+def _journal(bench: Bench, config: Config) -> Callable[[], float]:
+    """Seconds of so many journalled steps, the writing thread's and the disk's included."""
+    attempt = iter(range(10**9))
+
+    def side() -> float:
+        other = config.model_copy(update={"seed": 1 + next(attempt)})
+        with record.start(bench.folder / RUNS, other, command=["study", "bench"]) as run:
+            began = time.perf_counter()
+            for step in range(LINES):
+                loss = 8.0 + step / LINES
+                run.log(
+                    step,
+                    {"train/loss": loss, "train/excess_loss": loss - 8.3, "train/accuracy": 0.5, "train/lr": 0.03},
+                )
+            run.finish({})
+            return time.perf_counter() - began
+
+    return side
+
+
+def _checkpoint(bench: Bench, state: dict[str, torch.Tensor]) -> Callable[[], float]:
+    """Seconds of one checkpoint, from the clone to the verified file."""
+    attempt = iter(range(10**9))
+
+    def side() -> float:
+        config = config_of(TINY, seed=10**6 + next(attempt))
+        with record.start(bench.folder / RUNS, config, command=["study", "bench"]) as run:
+            began = time.perf_counter()
+            run.save(1, {"model": state})
+            run.finish({})
+            return time.perf_counter() - began
+
+    return side
+
+
+def evaluation(bench: Bench) -> None:
+    """kNN on features and on outputs and the fast linear probe, the encoding included, ÷ the encoding."""
+    configure_torch(bench.device, 1)
+    config = config_of(TINY)
+    data = images.load(config.data.name)
+    f_q = encoder.build(config.encoder, config.data.size).to(bench.device)
+
+    def forward() -> None:
+        with frozen(f_q):
+            for split in (data.train, data.test):
+                encode(f_q, data, split, images.subset(split.labels, None), config, bench.device)
+
+    def whole() -> None:
+        with contextlib.redirect_stderr(io.StringIO()):
+            evaluate(f_q, data, config, bench.device, linear=True)
+
+    seconds = take_turns({"whole": timed(whole, bench.device), "forward": timed(forward, bench.device)}, bench.repeats)
+    bench.add(
+        "evaluation ÷ one forward pass, 50,000 / 10,000 images",
+        seconds["whole"] / seconds["forward"],
+        "",
+        at_most=1.5,
+        note="kNN twice (features, outputs) and the linear probe (≤ 100 passes), with the forward pass that they need",
+    )
