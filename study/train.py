@@ -70,13 +70,19 @@ def train(config: Config, runtime: Runtime) -> Outcome:
         UserError: the images are absent, do not fit the config, or the device is not there.
     """
     device = pick_device(runtime.device)
-    configure_torch(device, runtime.threads)
     signature, folder = config.signature, runtime.runs_dir / config.signature
+    before = status.read(folder)
+    begun_with = before.threads if before else None
+    configure_torch(device, runtime.threads or begun_with)  # another number of threads gives other bits
     if status.effective(folder) != "finished":
         check(config, runtime.runs_dir)
     try:
         with record.start(runtime.runs_dir, config, command=list(runtime.command)) as run:
             if not run.finished:
+                threads = torch.get_num_threads()
+                run.progress(threads=threads)
+                if begun_with not in (None, threads):
+                    run.note(f"begun with {begun_with} threads and continued with {threads}: other bits than unbroken")
                 try:
                     if config.probe is None:
                         final = pretrain(run, config, device, runtime)

@@ -46,7 +46,9 @@ def register(subparsers: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1; auto takes a GPU when there is one (default)"
     )
-    command.add_argument("--threads", type=int, metavar="N", help="CPU threads of this process (default: all cores)")
+    command.add_argument(
+        "--threads", type=int, metavar="N", help="CPU threads (default: as many as the run began with, else all cores)"
+    )
     command.add_argument("--compile", action="store_true", help="torch.compile the encoders: pays in long runs only")
     command.add_argument(
         "--checkpoint-every", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default: 60)"
@@ -101,8 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         outcome = train(config, runtime)
     finally:
-        if mirror is not None:
-            mirror.stop()
+        if mirror is not None and not (report := mirror.stop()).complete:
+            print(f"study: MLflow: {report.error or '; '.join(report.problems)}", file=sys.stderr)
     if arguments.json:
         print(json.dumps({"signature": outcome.signature, "dir": str(outcome.dir), "final": outcome.final}))
     return outcome.exit_code

@@ -57,6 +57,7 @@ def begin(folder: Path, config: Config, command: Sequence[str]) -> Status:
         heartbeat=now,
         started=attempts[0]["started"],
         train_seconds=before.train_seconds if before else 0.0,
+        threads=before.threads if before else None,
     )
     statuses.write(folder, status, durable=True)
     return status
