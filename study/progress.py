@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from study.run.record import RunRecord
@@ -65,10 +66,9 @@ class Progress:
         elif now - self.shown > LINE_EVERY or step == self.steps:
             self.shown = now
             left = (self.steps - step) * (now - self.began) / max(step - self.first, 1)
-            print(
-                f"{self.phase} step {step}/{self.steps}  {images_per_s:,.0f} images/s  {left:.0f} s left",
-                file=sys.stderr,
-            )
+            line = f"{self.phase} step {step}/{self.steps}  {images_per_s:,.0f} images/s  {left:.0f} s left"
+            with suppress(OSError):  # a log on a full disk: journal and checkpoint say so in the run's own words
+                print(line, file=sys.stderr)
 
     def tick(self, share: float) -> None:
         """A share (0 to 1) of work that is not counted in steps is done."""

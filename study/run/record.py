@@ -178,7 +178,8 @@ class RunRecord:
 
     def note(self, line: str) -> None:
         """Say something to who watches, and keep it in log.txt."""
-        print(f"{self.dir.name}: {line}", file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print(f"{self.dir.name}: {line}", file=sys.stderr, flush=True)
         with suppress(OSError), (self.dir / "log.txt").open("a", encoding="utf-8") as file:
             if os.path.samestat(os.fstat(file.fileno()), os.fstat(2)):
                 return  # the launcher already keeps there what is printed
