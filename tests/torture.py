@@ -1,0 +1,261 @@
+"""What issue B promises, shown with accidents on purpose: real processes, real images, a real MLflow.
+
+    python tests/torture.py [kills | server | crowd | disk …] [--json]
+
+kills   50 kill -9 and some TERM, INT, USR2 at random moments of real training, the mirror killed now and then as well.
+server  an `mlflow server` killed and started three times during a sweep, against undisturbed sweeps in between.
+crowd   32 processes that finish at once, each with a mirror of its own, into one store that does not exist yet.
+disk    a full disk, a failing one that forgets what was not synced, a torn journal, a damaged checkpoint, a clock set
+        back.
+
+Without a name, all of them: about a quarter of an hour on two idle cores. Figures are printed; exit code 1 if a promise
+was broken, and then the folder is kept.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import yaml
+from accidents import ENVIRONMENT, LONG, MECHANISMS, ROOT, STUDY, Server, Trainee, Watcher, paces, tracked_points
+from troubles import disk
+
+from study.run import files, record, status, store
+from study.run.mirror import Mirror
+from study.sweep.grid import scale_overlay
+
+Figures = dict[str, Any]
+
+POLITE = {signal.SIGTERM: (143, "killed"), signal.SIGINT: (130, "killed"), signal.SIGUSR2: (85, "scheduled")}
+"""Signals that ask: the exit code and the state that they lead to."""
+SLOWER = 1.03
+"""What a server that comes and goes may cost a step."""
+
+
+# ------------------------------------------------------------------------------------------------------------- kills
+
+
+def kills(
+    folder: Path,
+    hard: int = 50,
+    polite: int = 9,
+    mechanisms: Sequence[str] = tuple(MECHANISMS),
+    length: Sequence[str] = LONG,
+) -> Figures:
+    """Kill training at random moments of its life until ``hard`` kill -9 and ``polite`` others have struck."""
+    chance, runs = random.Random(0), folder / "killed"
+    kept = store.resolve(runs)
+    watcher = Watcher(runs, kept.uri)
+    struck: Counter[str] = Counter()
+    moments: Counter[str] = Counter()
+    differing: dict[str, list[str]] = {}
+    wrong: list[str] = []
+    for number, mechanism in enumerate(mechanisms):
+        due = [signal.SIGKILL] * len(range(number, hard, len(mechanisms)))
+        due += [list(POLITE)[i % len(POLITE)] for i in range(number, polite, len(mechanisms))]
+        chance.shuffle(due)
+        seed = 0
+        while due:
+            overrides = (*MECHANISMS[mechanism], *length, f"seed={seed}")
+            whole, broken = Trainee(folder / "unbroken", overrides), Trainee(runs, overrides)
+            began = time.time()
+            whole.finish()
+            known = status.read(whole.folder)
+            assert known is not None and known.steps
+            for at in sorted(chance.uniform(-0.15, 1.1) * known.steps for _ in due):
+                process = broken.start()
+                if at < 0:
+                    time.sleep(chance.uniform(0.0, known.started - began))
+                else:
+                    broken.reached(process, min(at, known.steps))
+                    time.sleep(chance.uniform(0.0, 0.3 if at < known.steps else 1.0))
+                moment = status.read(broken.folder)
+                if process.poll() is not None:
+                    process.communicate()
+                    break  # it was faster; the rest is for another seed
+                process.send_signal(due[-1])
+                said = process.communicate()[1]
+                moments[moment.phase or "start" if moment and moment.pid == process.pid else "start"] += 1
+                moments["saving"] += bool(list(broken.folder.glob(f"checkpoints/{files.TEMPORARY}")))
+                wrong += _impolite(broken.folder, process, due[-1], said)
+                struck[due.pop().name] += 1
+                if struck.total() % 10 == 0:
+                    watcher.restart_after_kill()
+            broken.finish()
+            if names := broken.differs(whole):
+                differing[f"{mechanism} seed={seed}"] = names
+            seed += 1
+    watcher.stop()
+    figures = {"signals": dict(struck), "hit": dict(moments), "runs not bit-equal": differing, "wrong exits": wrong}
+    counts = tracked_points(kept.uri, runs)
+    return {**figures, "MLflow": counts, "passed": not differing and not wrong and _exact(counts)}
+
+
+def _impolite(folder: Path, process: "subprocess.Popen[str]", sent: signal.Signals, said: str) -> list[str]:
+    """What is wrong with how a run ended that was asked to stop."""
+    known, code = status.read(folder), process.returncode
+    if sent == signal.SIGKILL or known is None or known.pid != process.pid or known.phase is None:
+        return []  # killed, or before it listened
+    if known.state == "finished" and code == 0:
+        return []  # the last step had been done
+    allowed = POLITE[sent]
+    return [] if (code, known.state) == allowed else [f"{sent.name}: {(code, known.state)}, not {allowed}: {said}"]
+
+
+def _exact(counts: Mapping[str, int]) -> bool:
+    return counts["points"] > 0 and not any(counts[name] for name in ("lost", "doubled", "not FINISHED", "in Default"))
+
+
+# ------------------------------------------------------------------------------------------------------------ server
+
+
+def server(folder: Path, repeats: int = 3, points: int = 3, epochs: int = 6) -> Figures:
+    """Sweeps with the server there, and with a server that is killed three times, in turn."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sweep = folder / "sweep.yaml"
+    shutil.copytree(ROOT / "sweeps" / "scales", folder / "scales")
+    tree = {
+        "name": "torture",
+        "title": "A server that comes and goes",
+        "base": {"data.train_images": 5120, "optimiser.epochs": epochs, "evaluation.linear_epochs": 0},
+        "axes": {"m": [0.99]},
+        "seeds": {"quick": list(range(points))},
+    }
+    sweep.write_text(yaml.safe_dump(tree))
+    steps = points * epochs * 5120 // int(scale_overlay("quick")["optimiser"]["batch"])
+    own: dict[bool, list[float]] = {False: [], True: []}
+    wall: dict[bool, list[float]] = {False: [], True: []}
+    counts: list[dict[str, int]] = []
+    for repeat in range(repeats):
+        for disturbed in (False, True):
+            runs = folder / f"{repeat}-{'disturbed' if disturbed else 'quiet'}"
+            served = store.resolve(folder / "stores" / runs.name)
+            with Server(served) as there, paces(runs) as seen:
+                command = (*STUDY, "sweep", "submit", str(sweep), "--scale", "quick", "--runs-dir", str(runs))
+                environment = ENVIRONMENT | {store.VARIABLE: there.uri}
+                launcher = subprocess.Popen(
+                    (*command, "--workers", "1"), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
+                )
+                for down in (1, 3, 5) if disturbed else ():
+                    _until(runs, launcher, steps * down / 8)
+                    there.kill()
+                    _until(runs, launcher, steps * (down + 1) / 8)
+                    there.start()
+                assert launcher.wait() == 0
+                counts.append(tracked_points(there.uri, runs))
+            own[disturbed] += [1000 * (pace.seconds - pace.waited) / pace.steps for pace in seen.values()]
+            ended = [known for path in runs.glob("*/status.json") if (known := status.read(path.parent))]
+            wall[disturbed] += [1000 * known.train_seconds / known.step for known in ended]
+    ratio = statistics.median(own[True]) / statistics.median(own[False])
+    return {
+        "sweeps": 2 * repeats,
+        "server kills": 3 * repeats,
+        "ms a step": {name: _spread(own[disturbed]) for disturbed, name in ((False, "quiet"), (True, "disturbed"))},
+        "ms a step with the waits for a free core": {
+            name: _spread(wall[disturbed]) for disturbed, name in ((False, "quiet"), (True, "disturbed"))
+        },
+        "ratio": round(ratio, 4),
+        "MLflow": dict(sum((Counter(count) for count in counts), Counter())),
+        "passed": ratio <= SLOWER and all(map(_exact, counts)),
+    }
+
+
+def _until(runs: Path, launcher: "subprocess.Popen[bytes]", steps: float) -> None:
+    """Wait until all runs together have done so many steps."""
+    while launcher.poll() is None:
+        if sum(known.step for path in runs.glob("*/status.json") if (known := status.read(path.parent))) >= steps:
+            return
+        time.sleep(0.05)
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    named = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, 2) for name, value in named.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------- crowd
+
+
+def crowd(folder: Path, number: int = 32) -> Figures:
+    """Processes that finish at once and mirror at once, into a store that is not there."""
+    import_module("mlflow.tracking")
+    context = multiprocessing.get_context("fork")  # so that they meet, and not each when its imports are done
+    barrier, results = context.Barrier(number), context.Queue()
+    began = time.monotonic()
+    crowd = [context.Process(target=_one_of_a_crowd, args=(folder, i, barrier, results)) for i in range(number)]
+    for process in crowd:
+        process.start()
+    reports = [json.loads(results.get(timeout=600)) for _ in crowd]
+    for process in crowd:
+        process.join()
+    counts = tracked_points(store.resolve(folder).uri, folder)
+    complete = sum(report["error"] is None and not report["problems"] for report in reports)
+    return {
+        "processes": number,
+        "mirrors that served all": complete,
+        "seconds": round(time.monotonic() - began, 1),
+        "MLflow": counts,
+        "passed": counts["runs"] == number and _exact(counts),
+    }
+
+
+def _one_of_a_crowd(runs_dir: Path, seed: int, barrier: Barrier, results: "multiprocessing.Queue[str]") -> None:
+    config = Trainee(runs_dir, (f"seed={seed}",)).config
+    with record.start(runs_dir, config, command=["torture"]) as run:
+        for step in range(1, 41):
+            run.log(step, {"train/loss": 8.0 / step, "train/lr": 0.03, "train/accuracy": seed / step})
+        run.log(40, {"knn": seed / 64})
+        barrier.wait()
+        run.finish({"knn": seed / 64})
+    results.put(Mirror(runs_dir).sync().json())
+
+
+# -------------------------------------------------------------------------------------------------------------- main
+
+
+def main() -> int:
+    parts = {part.__name__: part for part in (kills, server, crowd, disk)}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(parts))
+    parser.add_argument("--json", action="store_true", help="for a program to read")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(parts):
+        parser.error(f"{', '.join(unknown)}: allowed is {', '.join(parts)}")
+    os.environ.update(ENVIRONMENT)
+    os.environ.pop(store.VARIABLE, None)
+    folder = Path(tempfile.mkdtemp(prefix="study-torture-"))
+    found = {}
+    for name in arguments.parts or parts:
+        began = time.monotonic()
+        found[name] = parts[name](folder / name)
+        if not arguments.json:
+            seconds = time.monotonic() - began
+            print(f"{name}: {'passed' if found[name]['passed'] else 'FAILED'} after {seconds:.0f} s", flush=True)
+            print(yaml.safe_dump(found[name], sort_keys=False, width=110), flush=True)
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+    passed = all(figures["passed"] for figures in found.values())
+    if passed:
+        shutil.rmtree(folder)
+    else:
+        print(f"kept: {folder}", file=sys.stderr)
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
