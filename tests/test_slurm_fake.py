@@ -1,12 +1,15 @@
 """The launcher on a scheduler that only remembers: what the real one cannot show, or not in time."""
 
+import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +17,11 @@ import slurm_points
 from hypothesis import given
 from hypothesis import strategies as st
 
+from study import cli
 from study.errors import UserError
 from study.run import status
 from study.run.status import Status
-from study.sweep import plan, slurm, slurm_jobs, slurm_ledger, slurm_send, slurm_state, snapshot
+from study.sweep import plan, slurm, slurm_jobs, slurm_ledger, slurm_send, slurm_state, snapshot, watch
 from study.sweep.grid import Sweep
 
 FAKE = Path(__file__).parent / "fake_slurm"
@@ -454,6 +458,81 @@ def test_the_snapshot_is_the_code_with_where_it_came_from(tmp_path: Path, monkey
     (copy / "errors.py").write_text("# edited")
     assert snapshot.take(tmp_path / "runs") != first
     assert (first / "study" / "errors.py").read_text() != "# edited"
+
+
+# ------------------------------------------------------------------------------------------------------- following
+
+
+def submit_and_wait(*words: str) -> list[str]:
+    return ["sweep", "submit", "try.yaml", "--scale", "smoke", "--cluster", "slurm", "--wait", "--no-mirror", *words]
+
+
+@pytest.mark.parametrize(("last", "code"), [("finished", 0), ("failed", 1), ("killed", 1)])
+def test_submit_wait_follows_to_the_end_with_one_query_a_look(
+    fake: Fake,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    last: str,
+    code: int,
+) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 2), tmp_path / "runs"
+    first, second = (point.signature for point in sweep.points)
+    looks: list[int] = []
+
+    def between_two_looks(_: float) -> None:
+        looks.append(len(fake.calls("squeue")))
+        if len(looks) == 1:
+            fake.state("RUNNING")
+        elif len(looks) == 2:
+            fake.set(controller="down")
+        elif len(looks) == 3:
+            fake.set(controller="up")
+            tell(runs, first, "finished")
+            tell(runs, second, last)
+            fake.state("COMPLETED")
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=between_two_looks))
+    assert cli.main(submit_and_wait()) == code
+    assert [after - before for before, after in itertools.pairwise(looks)] == [1, 1]
+    said = capsys.readouterr().out
+    shown = [said.index(line) for line in ("2 pending", "2 running", "2 unknown")]
+    assert shown == sorted(shown), "a silent controller is waited for"
+
+
+def test_ctrl_c_while_waiting_leaves_the_jobs_alone_and_says_so(fake: Fake, tmp_path: Path) -> None:
+    slurm_points.sweep(tmp_path, 2)
+    command = [sys.executable, "-m", "study", *submit_and_wait()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("2 pending") for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "the jobs go on" in said
+    assert fake.sizes() == [2] and not fake.calls("scancel")
+
+
+def test_a_plan_says_what_the_cluster_allows(fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slurm_points.sweep(tmp_path, 12)
+    fake.set(max_array_size=5, max_submit_jobs=["3"])
+    (tmp_path / "cluster.yaml").write_text("parallel: 4\n")
+    assert cli.main(["sweep", "plan", "try.yaml", "--scale", "smoke", "--cluster", "slurm", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["cost"]["workers"] == 4
+    assert told["cluster"]["partitions"] == {"short": 120, "long": None}
+    assert cli.main(["sweep", "plan", "try.yaml", "--scale", "smoke", "--cluster", "slurm"]) == 0
+    assert (
+        "arrays of 5 points, 3 jobs at once; partitions: short (default, at most 120 minutes), long (no time limit)"
+        in capsys.readouterr().out
+    )
+
+
+def test_what_is_refused_leaves_no_trace(fake: Fake, tmp_path: Path) -> None:
+    slurm_points.sweep(tmp_path, 1)
+    (tmp_path / "cluster.yaml").write_text("partition: gpu\n")
+    assert cli.main(submit_and_wait()) == 2
+    assert not (tmp_path / "runs").exists()
 
 
 # -------------------------------------------------------------------------------------------------- cancelling, size
