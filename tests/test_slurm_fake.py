@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,9 @@ from hypothesis import strategies as st
 from study import cli
 from study.errors import UserError
 from study.run import status
-from study.run.status import Status
-from study.sweep import plan, slurm, slurm_jobs, slurm_ledger, slurm_send, slurm_state, snapshot, watch
+from study.run.lock import Holder, Lock, RunLocked
+from study.run.status import STALE_S, Status
+from study.sweep import plan, slurm, slurm_jobs, slurm_ledger, slurm_send, slurm_state, snapshot, watch, worker
 from study.sweep.grid import Sweep
 
 FAKE = Path(__file__).parent / "fake_slurm"
@@ -418,6 +420,48 @@ def test_the_exit_status_of_a_job_is_the_trainers(
     assert fake.memory()["srun"] == []
 
 
+def held(folder: Path, job: str) -> Path:
+    """A run that a process of another node took a moment ago."""
+    (folder / "lock").mkdir(parents=True)
+    path = folder / "lock" / "000001"
+    path.write_text(json.dumps(asdict(Holder("node7", 4242, time.time(), job, "another kernel"))))
+    return path
+
+
+def test_an_attempt_whose_node_was_lost_is_outlasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            os.utime(lock, (time.time() - STALE_S - 1,) * 2)
+
+    monkeypatch.setattr(worker, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    lock = held(tmp_path / "run", "7_2")
+    worker.outlast_earlier_attempt(tmp_path / "run")
+    assert len(waited) == 3
+    lock = held(tmp_path / "other", "8_2")
+    worker.outlast_earlier_attempt(tmp_path / "other")
+    assert len(waited) == 3, "another job trains it"
+    with pytest.raises(RunLocked):
+        Lock(tmp_path / "other")
+
+
+def test_a_second_job_of_a_running_point_exits_with_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = slurm_points.sweep(tmp_path, 1)
+    config, runs = sweep.points[0].config, tmp_path / "runs"
+    held(runs / config.signature, "8_2")
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    monkeypatch.setattr("study.train.check", lambda *_: None)  # the images
+    assert cli.main(["train", str(tmp_path / "config.json"), "--runs-dir", str(runs), "--device", "cpu"]) == 0
+    assert "held by process 4242 on node7, job 8_2" in capsys.readouterr().err
+    assert status.read(runs / config.signature) is None
+
+
 def test_a_probe_waits_for_its_own_pretraining(fake: Fake, tmp_path: Path) -> None:
     sweep, runs = slurm_points.sweep(tmp_path, 3, probes=2), tmp_path / "runs"
     first = [point for point in sweep.points if point.after is None]
@@ -549,6 +593,22 @@ def test_cancelling_takes_back_points_and_marks_those_between_two_attempts(fake:
     assert states(runs, sweep) == ["missing", "missing", "pending"]
     assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
     assert fake.sizes() == [1, 2]
+
+
+def test_a_queued_point_that_left_the_grid_is_reported_and_cancelled_only_when_asked(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    removed = slurm_points.sweep(tmp_path, 2).points[1].signature
+    submit = ["sweep", "submit", "try.yaml", "--scale", "smoke", "--cluster", "slurm", "--no-mirror"]
+    assert cli.main(submit) == 0
+    slurm_points.sweep(tmp_path, 1)
+    assert cli.main(submit) == 0
+    assert cli.main(["sweep", "status", "try.yaml", "--scale", "smoke", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["removed"] == [{"signature": removed, "name": "seed=1", "state": "pending"}]
+    assert fake.sizes() == [2] and not fake.calls("scancel")
+    assert cli.main(["sweep", "cancel", removed]) == 0
+    assert fake.calls("scancel")[0][0] == ["1_[1]"]
 
 
 def test_ten_thousand_points(fake: Fake, tmp_path: Path) -> None:

@@ -40,13 +40,15 @@ def limits() -> Limits:
 
 
 def jobs(runs_dir: Path, sweep: Sweep) -> dict[str, Job]:
-    """What Slurm knows of the points of a sweep: one query to the queue, and one to the accounting for what is gone
-    from there and left no word of its own. Points that were never submitted, were cancelled, or ended and told it
-    themselves are left out.
+    """What Slurm knows of the points of a sweep, also of those that its grid no longer has: one query to the queue, and
+    one to the accounting for what is gone from there and left no word of its own. Points that were never submitted,
+    were cancelled, or ended and told it themselves are left out.
     """
     known = slurm_ledger.latest(slurm_ledger.arrays(runs_dir))
-    wanted = {point.signature: known[point.signature] for point in sweep.points if point.signature in known}
-    return slurm_jobs.find(runs_dir, wanted)
+    wanted = {point.signature for point in sweep.points} & known.keys()
+    if known:
+        wanted |= {point["signature"] for point in record.points(runs_dir, sweep.id)} & known.keys()
+    return slurm_jobs.find(runs_dir, {signature: known[signature] for signature in wanted})
 
 
 def log_of(runs_dir: Path, signature: str) -> Path | None:

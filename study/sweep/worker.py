@@ -9,15 +9,20 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
-from study.run import files
+from study.run import files, provenance
+from study.run.lock import Lock, RunLocked
+from study.run.status import STALE_S
 
 CONFIGS = "configs.jsonl"
 """One line a task of the array: [index, signature, config]."""
 
 REQUEUE = 85
 """The trainer's exit status after SIGUSR2: it has saved, and asks for another turn."""
+
+RETRY_S = 2.0
 
 
 def main(folder: Path) -> int:
@@ -37,7 +42,9 @@ def main(folder: Path) -> int:
     if environment.num_tasks > 1:
         submitit.helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
     settings = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    config = _config(folder, int(os.environ["SLURM_ARRAY_TASK_ID"]))
+    signature, config = _config(folder, int(os.environ["SLURM_ARRAY_TASK_ID"]))
+    if environment.global_rank == 0:
+        outlast_earlier_attempt(Path(settings["runs_dir"]) / signature)
 
     from study.cli import main as study
 
@@ -46,14 +53,31 @@ def main(folder: Path) -> int:
     return study(command)
 
 
-def _config(folder: Path, index: int) -> Path:
-    """Write the config of one task to a file of its own, once."""
+def outlast_earlier_attempt(folder: Path) -> None:
+    """Wait while an earlier attempt of this very job seems to hold the run in ``folder``.
+
+    When its node was lost it is dead, but from another node its heartbeat passes for alive a while. The trainer would
+    leave the run to it, and nobody would train the point.
+    """
+    deadline = time.monotonic() + 2 * STALE_S
+    while folder.exists() and time.monotonic() < deadline:
+        try:
+            Lock(folder).release()
+            return
+        except RunLocked as locked:
+            if locked.holder is None or locked.holder.job_id != provenance.job_id():
+                return
+        time.sleep(RETRY_S)
+
+
+def _config(folder: Path, index: int) -> tuple[str, Path]:
+    """Signature of one task, and its config in a file of its own, which is written once."""
     with (folder / CONFIGS).open(encoding="utf-8") as lines:
         signature, config = next(rest for i, *rest in map(json.loads, lines) if i == index)
     path = folder / f"{signature}.json"
     if not path.exists():
         files.write_atomic(path, json.dumps(config))
-    return path
+    return signature, path
 
 
 if __name__ == "__main__":
