@@ -137,6 +137,19 @@ def test_a_run_that_has_a_folder_here_is_not_taken_from_a_file(runs: Path, tmp_p
     assert (report.created, report.updated) == (0, 0) and held(target.uri) == before
 
 
+def test_an_exported_run_shows_instead_of_a_point_that_waits_here(runs: Path, tmp_path: Path) -> None:
+    export.export(runs, tmp_path / "out")
+    for path in list(runs.glob("*/config.yaml")):
+        shutil.rmtree(path.parent)
+    target = fresh_store(runs)
+    assert Mirror(runs).sync().created == 3
+    assert {run["status"] for run in held(target.uri).values()} == {"SCHEDULED"}
+    assert imports.fill(tmp_path / "out", target).complete
+    found = held(target.uri)
+    assert sorted(run["status"] for run in found.values()) == ["FAILED", "FINISHED", "FINISHED"]
+    assert Mirror(runs).sync().created == 0 and held(target.uri) == found
+
+
 @pytest.mark.parametrize("damage", ["missing", "torn", "foreign"])
 def test_a_damaged_file_is_named(runs: Path, tmp_path: Path, damage: str) -> None:
     paths = export.export(runs, tmp_path / "out")

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -48,6 +49,10 @@ def proxy(server: Proxy, monkeypatch: pytest.MonkeyPatch) -> Proxy:
 
 def uri(runs: Path) -> str:
     return f"sqlite:///{runs / 'mlflow.db'}"
+
+
+def artifacts(runs: Path, run_id: str) -> set[str]:
+    return {item.path for item in MlflowClient(uri(runs), uri(runs)).list_artifacts(run_id)}
 
 
 def synced(runs: Path) -> dict:
@@ -192,6 +197,103 @@ def test_a_continued_run_stays_one_run_and_loses_its_end(runs: Path) -> None:
     ((_, finished),) = held(uri(runs)).items()
     assert (finished["id"], finished["status"]) == (failed["id"], "FINISHED")
     assert finished["end"] == round(START_S * 1000) + 300_000 and len(finished["points"]) == 8
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_the_traceback_of_an_earlier_attempt_goes_when_the_run_goes_on(runs: Path, noted: bool) -> None:
+    folder = make(runs, steps=3, state="failed")
+    (folder / "traceback.txt").write_text("Traceback: no\n")
+    ((_, failed),) = synced(runs).items()
+    (folder / "traceback.txt").unlink()  # as a new attempt does
+    if not noted:
+        (folder / "mirror.json").unlink()
+    set_status(folder, state="finished", attempt=2)
+    synced(runs)
+    assert artifacts(runs, failed["id"]) == {"config.yaml", "provenance.json", "provenance.diff"}
+
+
+def test_a_run_that_ended_has_a_figure_which_is_drawn_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from study.run import curves
+
+    drawn, draw = [], curves.draw
+    monkeypatch.setattr(curves, "draw", lambda readings, title: drawn.append(title) or draw(readings, title))
+    folder = make(runs, steps=1, state="running")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line(2, {"train/excess_loss": -1.0, "knn": float("inf")}))
+    mirror = Mirror(runs)
+    mirror.sync()
+    ((_, run),) = held(uri(runs)).items()
+    assert "figures" not in artifacts(runs, run["id"]) and drawn == []
+    set_status(folder, state="killed")
+    for one in (mirror, mirror, Mirror(runs)):
+        assert one.sync().complete
+    (folder / "log.txt").write_text("more\n")
+    set_status(folder, attempt=2)
+    assert mirror.sync().updated == 1
+    assert len(drawn) == 1
+    client = MlflowClient(uri(runs), uri(runs))
+    first = Path(client.download_artifacts(run["id"], "figures/training.png")).read_bytes()
+    assert first.startswith(b"\x89PNG") and b"matplotlib" not in first.lower()  # no version, so always the same
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line(3, {"train/excess_loss": -2.0}))
+    set_status(folder, state="finished", final={})
+    assert mirror.sync().complete
+    second = Path(client.download_artifacts(run["id"], "figures/training.png")).read_bytes()
+    assert len(drawn) == 2 and second != first
+
+
+def test_without_matplotlib_there_is_no_figure_and_no_fault(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "matplotlib" else name)
+    folder = make(runs, steps=1)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line(2, {"train/excess_loss": -1.0}))
+    ((_, run),) = synced(runs).items()
+    assert run["status"] == "FINISHED" and "figures" not in artifacts(runs, run["id"])
+
+
+def test_a_point_that_waits_is_scheduled_and_stays_the_same_run_when_it_starts(runs: Path) -> None:
+    folders = [make(runs, seed, steps=2, state="running") for seed in range(3)]
+    sweep(runs, folders)
+    os.utime(runs / "sweeps" / "momentum-smoke.json", (START_S - 500, START_S - 500))
+    key = "momentum-smoke", folders[1].name
+    for folder in folders[1:]:
+        folder.rename(runs.parent / folder.name)  # two wait
+    mirror = Mirror(runs)
+    assert mirror.sync().created == 3
+    waiting = held(uri(runs))
+    assert sorted(run["status"] for run in waiting.values()) == ["RUNNING", "SCHEDULED", "SCHEDULED"]
+    assert (waiting[key]["name"], waiting[key]["tags"]["arm.m"]) == ("m=0.99 seed=1", "0.99")
+    assert waiting[key]["start"] == round((START_S - 500) * 1000) and not waiting[key]["points"]
+    folders[1].mkdir()
+    shutil.copy(runs.parent / folders[1].name / "config.yaml", folders[1])  # the pool has begun to start it
+    assert mirror.sync().created == Mirror(runs).sync().created == reconcile(Mirror(runs)).created == 0
+    assert held(uri(runs)) == waiting
+    shutil.rmtree(folders[1])
+    (runs.parent / folders[1].name).rename(folders[1])
+    assert mirror.sync().complete
+    started = held(uri(runs))
+    assert (started[key]["id"], started[key]["status"]) == (waiting[key]["id"], "RUNNING")
+    assert started[key]["start"] == round(START_S * 1000) and started[key]["params"]["m"] == "0.99"
+    assert len(started[key]["points"]) == 4 and started[key]["data"] == [("fashion-mnist", "first-1000")]
+    (runs / "mlflow.db").unlink()
+    fresh_store(runs)
+    assert Mirror(runs).sync().complete
+    assert same(started, held(uri(runs)))
+
+
+def test_a_point_that_left_its_sweep_no_longer_waits_but_keeps_its_run(runs: Path) -> None:
+    folders = [make(runs, seed, steps=2) for seed in range(3)]
+    sweep(runs, folders)
+    shutil.rmtree(folders[2])
+    mirror = Mirror(runs)
+    mirror.sync()
+    record = runs / "sweeps" / "momentum-smoke.json"
+    tree = json.loads(record.read_text())
+    record.write_text(json.dumps({**tree, "points": tree["points"][:1], "removed": tree["points"][1:]}))
+    assert mirror.sync().complete
+    found = held(uri(runs))
+    assert {signature for _, signature in found} == {folder.name for folder in folders[:2]}
+    assert found["momentum-smoke", folders[1].name]["tags"]["study.removed"] == "true"
 
 
 def test_a_diverged_run_says_so(runs: Path) -> None:
@@ -382,6 +484,23 @@ def test_values_survive_the_network(runs: Path, proxy: Proxy) -> None:
     key = "train", folder.name
     over_network, direct = held(proxy.uri)[key], held(uri(runs))[key]
     assert {**over_network, "id": 0} == {**direct, "id": 0}
+
+
+def test_a_waiting_point_starts_as_the_same_run_over_the_network(runs: Path, proxy: Proxy) -> None:
+    folder = make(runs, seed=7000, steps=2, state="running")
+    sweep(runs, [folder])
+    folder.rename(runs.parent / "later")
+    mirror = Mirror(runs, proxy.uri)
+    mirror.sync()
+    key = "momentum-smoke", folder.name
+    waiting = held(proxy.uri)[key]
+    assert waiting["status"] == "SCHEDULED"
+    (runs.parent / "later").rename(folder)
+    for one in (mirror, mirror, Mirror(runs, proxy.uri)):
+        assert one.sync().complete
+    started = held(proxy.uri)[key]
+    assert (started["id"], started["status"]) == (waiting["id"], "RUNNING")
+    assert started["tags"]["study.started_ms"] == str(round(START_S * 1000)) and len(started["points"]) == 4
 
 
 def test_the_background_mirror_ends_complete_when_asked_or_orphaned(runs: Path) -> None:

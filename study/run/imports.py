@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from study.run import export, store, tracked
 from study.run.journal import Reading
-from study.run.mirror import SyncReport, tags
+from study.run.push import SyncReport, tags
 from study.run.tracked import Entry, Facts
 
 if TYPE_CHECKING:
@@ -61,15 +61,15 @@ def _fill_one(
     held: "list[Known]",
     report: SyncReport,
 ) -> None:
-    from study.run.tracker import CONTENT, IMPORT, same
+    from study.run.tracker import CONTENT, IMPORT, PLAN, same
 
     if known.started_ms is None:
         return
     content = _digest(entry, known, readings)
-    own = any(run.origin != IMPORT for run in held)
+    own = any(run.origin not in {IMPORT, PLAN} for run in held)
     imported = sorted((run for run in held if run.origin == IMPORT), key=lambda run: run.content != content)
     keep = imported[0] if imported and not own and imported[0].started_ms == known.started_ms else None
-    for run in imported:
+    for run in (run for run in held if run.origin in {IMPORT, PLAN}):
         if run is not keep:
             tracker.delete(run.id)
             report.removed += 1

@@ -1,76 +1,29 @@
 """The mirror: what the folders of runs say, shown in MLflow, by one writer that can be killed at any moment.
 
 A folder is the truth. Each run has one tracked run in each experiment that it belongs to, found by the tag
-``study.signature``. ``<run>/mirror.json`` notes, for each experiment of each store, how far that is; it is written
-after the store has acknowledged, so what a kill interrupts is sent again, and MLflow keeps equal points once. Where the
-note is lost, or the journal does not continue what was sent, the store is compared with the journal: what is missing
-is added, and a run that holds anything else is made anew.
+``study.signature``; a point of a submitted sweep that has not begun has one there, too. What ``study.run.push`` sends
+of a run is noted in its folder.
 """
 
-import getpass
-import hashlib
 import json
 import os
 import subprocess
 import sys
 import threading
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study.errors import UserError
-from study.run import files, journal, provenance, store, tracked
-from study.run.tracked import Entry, Facts, Point
+from study.run import store, tracked
+from study.run.push import Push, SyncReport, plan
+from study.run.tracked import Entry, Place
 
 if TYPE_CHECKING:
-    from study.run.tracker import Experiment, Known, Tracker
+    from study.run.tracker import Known, Tracker
 
-NOTE = "mirror.json"
-ARTIFACTS = ("config.yaml", "provenance.json", provenance.DIFF, "traceback.txt", "log.txt")
 INTERVAL_S = 5.0
 LONGEST_INTERVAL_S = 60.0
 STOP_S = 600.0
-
-
-@dataclass
-class SyncReport:
-    """What a pass did. ``error``: why the store could not be served, if so; ``problems``: runs that could not."""
-
-    runs: int = 0
-    created: int = 0
-    updated: int = 0
-    points: int = 0
-    removed: int = 0
-    problems: list[str] = field(default_factory=list)
-    error: str | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether the store now shows all that the folders say."""
-        return self.error is None and not self.problems
-
-    def __str__(self) -> str:
-        counts = f"{self.runs} runs: {self.created} new, {self.updated} updated, {self.points} points sent"
-        return counts + (f", {self.removed} doubles removed" if self.removed else "")
-
-    def json(self) -> str:
-        """The report as one line of JSON."""
-        return json.dumps(asdict(self))
-
-
-@dataclass
-class Progress:
-    """How much of a run one experiment has: the journal up to ``offset``, and the last value of each metric."""
-
-    run_id: str
-    offset: int = 0
-    tail: str = ""
-    last: dict[str, tuple[int, str]] = field(default_factory=dict)
-    described: str = ""
-    artifacts: dict[str, str] = field(default_factory=dict)
-    state: tuple[str, int | None] | None = None
-    seen: str = ""
 
 
 class Mirror:
@@ -87,6 +40,7 @@ class Mirror:
         self.store = store.resolve(into or runs_dir, uri)
         self._params: dict[Path, dict[str, Any]] = {}
         self._settled: dict[Path, Any] = {}  # how the folders of ended runs looked when all of them was sent
+        self._planned: dict[Place, Any] = {}  # the points that have not begun, as the store shows them
         self._trusting = False  # notes are checked against the store at first, and after any fault
 
     def sync(self, *, deep: bool = False) -> SyncReport:
@@ -100,6 +54,7 @@ class Mirror:
         report = SyncReport()
         if deep or not self._trusting:
             self._settled.clear()
+            self._planned.clear()
         trusting, self._trusting = self._trusting, False
         try:
             with store.opened(self.store) as tracker:
@@ -129,8 +84,10 @@ class Mirror:
         places = tracked.places(self.runs_dir)
         held: dict[str, dict[str, list[Known]]] = {}
         accepted = True
+        begun = set()
         for folder in tracked.folders(self.runs_dir):
             report.runs += 1
+            begun.add(folder.name)
             try:
                 looks = _looks(folder, places.get(folder.name))
                 if self._settled.get(folder) == looks:
@@ -138,11 +95,14 @@ class Mirror:
                 if folder not in self._params:
                     self._params[folder] = tracked.params(folder)
                 known = tracked.facts(folder, self._params[folder])
+                if known.started_ms is None:
+                    begun.remove(folder.name)
+                    continue
                 for entry in places.get(folder.name) or [tracked.lone(folder.name, known.params)]:
                     experiment = tracker.experiment(entry.place)
                     if not trusting and experiment.id not in held:
                         held[experiment.id] = tracker.runs(experiment)
-                    push = _Push(tracker, experiment, folder, entry, known, report, deep)
+                    push = Push(tracker, experiment, folder, entry, known, report, deep)
                     push.run(held[experiment.id].get(folder.name, []) if experiment.id in held else None)
                 if known.ended_ms is not None:
                     self._settled[folder] = looks
@@ -155,195 +115,23 @@ class Mirror:
                 report.problems.append(f"{folder}: {error}")
             except Exception as error:  # whatever is wrong with one folder, the others are shown
                 report.problems.append(f"{folder}: {type(error).__name__}: {error}")
+        self._plan(tracker, report, [entry for entries in places.values() for entry in entries], begun)
         return accepted
 
-
-class _Push:
-    """One run into one experiment."""
-
-    def __init__(
-        self,
-        tracker: "Tracker",
-        experiment: "Experiment",
-        folder: Path,
-        entry: Entry,
-        known: Facts,
-        report: SyncReport,
-        deep: bool,
-    ) -> None:
-        self.tracker, self.experiment, self.folder, self.entry = tracker, experiment, folder, entry
-        self.known, self.report, self.deep = known, report, deep
-        self.journal = folder / "metrics.jsonl"
-        self.notes = _read_notes(folder)
-        noted = self.notes.get(experiment.identity)
-        self.progress = Progress(**noted) if noted else None
-
-    def run(self, held: "list[Known] | None") -> None:
-        """Bring the store up to date; ``held``: what it has of this run, or None if the note may be trusted."""
-        if self.known.started_ms is None:
-            return  # nothing has happened yet
-        if held is None and self.progress is None:
-            held = self.tracker.runs(self.experiment, self.known.signature).get(self.known.signature, [])
-        compare = self.deep
-        if held is not None:
-            compare |= self._adopt(held)
-        seen = self._seen()
-        if self.progress is not None and self.progress.seen == seen and not compare:
-            return
-        self.report.updated += self.progress is not None
-        if self.progress is None:
-            self._create()
-        self._describe()
-        self._points(compare)
-        self._artifacts()
-        self._state()
-        assert self.progress is not None
-        self.progress.seen = seen
-        self._note()
-
-    def _adopt(self, held: "list[Known]") -> bool:
-        """Settle on one tracked run, or none; true if its points must be compared with the journal."""
-        from study.run.tracker import IMPORT
-
-        ours = [run for run in held if run.origin != IMPORT and run.started_ms == self.known.started_ms]
-        noted = self.progress.run_id if self.progress else None
-        keep = next((run for run in ours if run.id == noted), None) or max(
-            ours, key=lambda run: run.metrics, default=None
-        )
-        for run in held:
-            if run is not keep:
-                self.tracker.delete(run.id)
-                self.report.removed += 1
-        if keep is None:
-            self.progress = None
-            return False
-        if self.progress is None or keep.id != noted:
-            self.progress = Progress(keep.id)
-            return True
-        from study.run.tracker import STATES
-
-        if self.progress.state and STATES[self.progress.state[0]] != keep.state:
-            self.progress.state, self.progress.seen = None, ""  # someone else has changed it
-        return False
-
-    def _create(self) -> None:
-        from study.run.tracker import MIRROR
-
-        assert self.known.started_ms is not None
-        run_id = self.tracker.create(
-            self.experiment, self.known.signature, self.entry.name, self.known.started_ms, MIRROR, _user()
-        )
-        self.progress = Progress(run_id)
-        self.tracker.dataset(run_id, self.known)
-        self.report.created += 1
-
-    def _describe(self) -> None:
-        assert self.progress is not None
-        labels = tags(self.known, self.entry) | dict(self.known.private) | {"mlflow.user": _user()}
-        digest = _digest(json.dumps([labels, self.known.params], sort_keys=True, default=str))
-        if digest != self.progress.described:
-            self.tracker.describe(self.progress.run_id, self.known.params, labels)
-            self.progress.described = digest
-
-    def _points(self, compare: bool) -> None:
-        assert self.progress is not None
-        progress = self.progress
-        readings, offset = journal.tail(self.journal, progress.offset)
-        if not compare and _tail(self.journal, progress.offset) == progress.tail and self._continues(readings):
-            fresh = [Point(reading.name, reading.step, reading.value, reading.time_ms) for reading in readings]
-            last = {name: float(value) for name, (_, value) in progress.last.items()}
-            last |= {reading.name: reading.value for reading in readings}
-            fresh += tracked.final_points(self.known, last)
-        else:
-            fresh = self._missing(tracked.points(self.known, journal.read(self.journal)))
-        self.tracker.log(self.progress.run_id, fresh)
-        self.report.points += len(fresh)
-        self.progress.offset, self.progress.tail = offset, _tail(self.journal, offset)
-        for point in fresh:
-            self.progress.last[point.name] = (point.step, repr(point.value))
-        self._note()
-
-    def _continues(self, readings: list[journal.Reading]) -> bool:
-        """Whether every reading is later than what was sent of its metric."""
-        assert self.progress is not None
-        last = {name: step for name, (step, _) in self.progress.last.items()}
-        for reading in readings:
-            if reading.step <= last.get(reading.name, -1):
-                return False
-            last[reading.name] = reading.step
-        return True
-
-    def _missing(self, wanted: list[Point]) -> list[Point]:
-        """What the tracked run lacks; it is made anew if it holds a value that was superseded."""
-        from study.run.tracker import same
-
-        assert self.progress is not None
-        missing, clean = same(wanted, self.tracker.history(self.progress.run_id))
-        if not clean:
-            self.tracker.delete(self.progress.run_id)
-            self.report.removed += 1
-            self._create()
-            self._describe()
-            missing = wanted
-        self.progress.last = {point.name: (point.step, repr(point.value)) for point in wanted}
-        return missing
-
-    def _artifacts(self) -> None:
-        assert self.progress is not None
-        for name in ARTIFACTS:
-            path = self.folder / name
-            if name == "log.txt" and self.known.state == "running":
-                continue
-            with suppress(FileNotFoundError):
-                digest = _digest(path.read_bytes())
-                if self.progress.artifacts.get(name) != digest:
-                    self.tracker.upload(self.progress.run_id, path)
-                    self.progress.artifacts[name] = digest
-
-    def _state(self) -> None:
-        """Last, so that FINISHED means complete."""
-        assert self.progress is not None
-        wanted = (self.known.state, self.known.ended_ms)
-        if self.progress.state is None or tuple(self.progress.state) != wanted:
-            self.tracker.state(self.progress.run_id, *wanted)
-            self.progress.state = wanted
-
-    def _seen(self) -> str:
-        """What the folder looked like: a run that still looks so needs nothing."""
-        size = self.journal.stat().st_size if self.journal.exists() else 0
-        end = _tail(self.journal, size)
-        return _digest(repr((size, end, self.known.state, self.known.ended_ms, self.known.attempt, self.entry)))
-
-    def _note(self) -> None:
-        assert self.progress is not None
-        self.notes[self.experiment.identity] = asdict(self.progress)
-        with suppress(files.StorageError):  # a read-only folder: the store is compared again next time
-            files.write_atomic(self.folder / NOTE, json.dumps(self.notes, indent=1), durable=False)
-
-
-def tags(known: Facts, entry: Entry) -> dict[str, str]:
-    """Tags of a run as one experiment shows it."""
-    from study.run.tracked import param
-
-    place = entry.place
-    labels = {f"arm.{axis}": param(value) for axis, value in entry.labels.items()}
-    shown = ", ".join(f"{axis} = {param(value)}" for axis, value in entry.labels.items()) or entry.name
-    found = {
-        "study.signature": known.signature,
-        "study.sweep": place.sweep,
-        "study.scale": place.scale,
-        "study.seed": str(entry.seed),
-        "study.floor": entry.floor,
-        "study.removed": "true" if entry.removed else None,
-        "study.train_seconds": f"{known.train_seconds:.1f}",
-        "study.threads": None if known.threads is None else str(known.threads),
-        "mlflow.note.content": f"{place.title}: {entry.floor or shown}, seed {entry.seed}.",
-        "mlflow.source.name": "study train",
-        "mlflow.source.type": "PROJECT" if place.scale else "LOCAL",
-        "mlflow.source.git.commit": known.tags.get("study.commit"),
-        "mlflow.source.git.branch": known.tags.get("study.branch"),
-    }
-    return labels | dict(known.tags) | {name: value for name, value in found.items() if value}
+    def _plan(self, tracker: "Tracker", report: SyncReport, entries: list[Entry], begun: set[str]) -> None:
+        """Show what has not begun, where that has changed."""
+        points: dict[Place, list[Entry]] = {}
+        for entry in entries:
+            points.setdefault(entry.place, []).append(entry)
+        for place, those in points.items():
+            waiting = [entry for entry in those if not entry.removed and entry.signature not in begun]
+            removed = [entry.signature for entry in those if entry.removed]
+            wanted = [entry.signature for entry in waiting], removed
+            if self._planned.get(place) != wanted:
+                submitted = (self.runs_dir / "sweeps" / f"{place.name}.json").stat().st_mtime
+                experiment = tracker.experiment(place)
+                report.created += plan(tracker, experiment, waiting, removed, round(submitted * 1000))
+                self._planned[place] = wanted
 
 
 def _looks(folder: Path, entries: list[Entry] | None) -> Any:
@@ -351,35 +139,6 @@ def _looks(folder: Path, entries: list[Entry] | None) -> Any:
     sources = [folder / name for name in ("metrics.jsonl", "status.json", "provenance.json")]
     sizes = [(path.stat().st_mtime_ns, path.stat().st_size) for path in sources if path.exists()]
     return sizes, entries
-
-
-def _read_notes(folder: Path) -> dict[str, Any]:
-    try:
-        notes = json.loads((folder / NOTE).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return notes if isinstance(notes, dict) else {}
-
-
-def _tail(path: Path, offset: int) -> str:
-    """A hash of the 4 KiB before ``offset``: the journal still is the one that was sent."""
-    if not offset:
-        return ""
-    with suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, offset - 4096))
-        return _digest(file.read(min(offset, 4096)))
-    return ""
-
-
-def _digest(content: bytes | str) -> str:
-    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container without a name for this uid
-        return str(os.getuid())
 
 
 # ---------------------------------------------------------------------------------------------- beside a launcher

@@ -4,7 +4,8 @@ import time
 from typing import TYPE_CHECKING
 
 from study.run import store, tracked
-from study.run.mirror import Mirror, SyncReport
+from study.run.mirror import Mirror
+from study.run.push import SyncReport
 
 if TYPE_CHECKING:
     from study.run.tracker import Known, Tracker
@@ -24,7 +25,7 @@ def reconcile(mirror: Mirror) -> SyncReport:
     report = mirror.sync(deep=True)
     if report.error is not None:
         return report
-    here = {folder.name for folder in tracked.folders(mirror.runs_dir)}
+    here = {folder.name for folder in tracked.folders(mirror.runs_dir)} | tracked.places(mirror.runs_dir).keys()
     try:
         with store.opened(mirror.store) as tracker:
             for experiment in tracker.experiments().values():

@@ -34,7 +34,9 @@ PERMANENT = {
     "ENDPOINT_NOT_FOUND",
 }
 SIGNATURE, ORIGIN, CONTENT, STORE = "study.signature", "study.origin", "study.content", "study.store"
-IMPORT, MIRROR = "import", "mirror"
+STARTED = "study.started_ms"
+IMPORT, MIRROR, PLAN = "import", "mirror", "plan"
+"""Whence a tracked run is: exported files, a run's folder, or the record of a sweep as long as it has not begun."""
 STATES = {
     "pending": "SCHEDULED",
     "scheduled": "SCHEDULED",
@@ -63,7 +65,10 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Known:
-    """A run that the store holds; ``metrics`` counts names, ``content`` is the digest of a complete import."""
+    """A run that the store holds; ``metrics`` counts names, ``content`` is the digest of a complete import.
+
+    ``started_ms`` is when it began; of a run that still waits, when it was submitted.
+    """
 
     id: str
     signature: str
@@ -180,7 +185,7 @@ class Tracker:
                         tags.get(ORIGIN, ""),
                         tags.get(CONTENT, ""),
                         run.info.status,
-                        run.info.start_time,
+                        int(tags.get(STARTED, run.info.start_time)),
                         len(run.data.metrics),
                     )
                     found.setdefault(known.signature, []).append(known)
@@ -242,9 +247,31 @@ class Tracker:
         status = RunStatus.from_string(STATES[state])
         self._call(self._client._tracking_client.store.update_run_info, run_id, status, ended_ms or 0, None)
 
-    def upload(self, run_id: str, path: Path) -> None:
-        """Store a file under its own name at the top of the run's artifacts."""
-        self._call(self._client.log_artifact, run_id, str(path))
+    def begin(self, run_id: str, started_ms: int) -> None:
+        """Give a run that was made while it waited its true start.
+
+        A server has no call for that: there the run keeps the time of its submission, and the tag ``study.started_ms``
+        says when it began.
+        """
+        engine = getattr(self._client._tracking_client.store, "engine", None)
+        if engine is None:
+            return
+        from sqlalchemy import text
+
+        def write() -> None:
+            with engine.begin() as database:
+                command = text("UPDATE runs SET start_time = :start WHERE run_uuid = :run")
+                database.execute(command, {"start": started_ms, "run": run_id})
+
+        self._call(write)
+
+    def upload(self, run_id: str, path: Path, folder: str | None = None) -> None:
+        """Store a file under its own name in the run's artifacts: at the top, or in a folder there."""
+        self._call(self._client.log_artifact, run_id, str(path), folder)
+
+    def remove(self, run_id: str, artifact: str) -> None:
+        """Remove a file from the run's artifacts, if it is there."""
+        self._call(lambda: self._client._tracking_client._get_artifact_repo(run_id).delete_artifacts(artifact))
 
     # --------------------------------------------------------------------------------------------------- plumbing
 
