@@ -542,6 +542,7 @@ def test_submit_wait_follows_to_the_end_with_one_query_a_look(
     said = capsys.readouterr().out
     shown = [said.index(line) for line in ("2 pending", "2 running", "2 unknown")]
     assert shown == sorted(shown), "a silent controller is waited for"
+    assert said.endswith("\n")
 
 
 def test_ctrl_c_while_waiting_leaves_the_jobs_alone_and_says_so(fake: Fake, tmp_path: Path) -> None:

@@ -288,6 +288,13 @@ def test_without_accounting_the_states_are_right(
     until(lambda: states(runs, sweep) == ["failed", "done", "done"])
 
 
+def test_make_slurm_with_other_settings_is_refused_while_it_runs(without_accounting: Path) -> None:
+    command = [sys.executable, "-m", "study.sweep.onenode", "up", "--state", str(without_accounting.parent)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().endswith("slurm.conf")
+    refused = subprocess.run([*command, "--max-array-size", "9"], check=False, capture_output=True, text=True)
+    assert refused.returncode == 2 and "make slurm-down first" in refused.stderr
+
+
 def test_make_slurm_down_stops_what_it_started_and_nothing_else(tmp_path: Path) -> None:
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     conf = tmp_path / "slurm.conf"

@@ -35,5 +35,8 @@ def watch(look: Callable[[], Plan], *, everything: bool = False) -> Plan:
             if not console.is_terminal and (counts := table.counts(plan)) != said:
                 console.print(said := counts)
             if not plan.counts.keys() & LIVE:
-                return plan
+                break
             time.sleep(LOOK_S)
+    if not console.is_terminal:
+        console.print()  # the table's last line is left open there
+    return plan
