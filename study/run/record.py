@@ -235,7 +235,8 @@ class RunRecord:
         assert self._writers is not None
         self._writers.stop_heart()
         self._status.train_seconds, self._training_since = self._train_seconds(), None
-        self._status.error, self._status.ended = error, time.time()
+        self._status.error = error
+        self._status.ended = max(time.time(), self._status.started)  # the clock may have been set back meanwhile
         origin = provenance.read(self.dir)
         provenance.write(self.dir, {**origin, "attempts": attempts.closed(origin, state, self._status.ended)})
         self._status.state = state
