@@ -130,6 +130,32 @@ def test_arms_of_one_seed_see_the_same_start_and_the_same_first_batch(tmp_path: 
     assert readings(a.dir) != readings(b.dir)
 
 
+@pytest.mark.parametrize("change", [{"dictionary": {"K": 32}}, {"m": 0.9}, {"T": 0.1}], ids=["K", "m", "T"])
+def test_an_arm_never_continues_another_arm(change: dict[str, Any], tmp_path: Path) -> None:
+    """solo-learn's resumer takes the newest checkpoint that it finds, whoever's it is."""
+    alone = train(small(change), Runtime(tmp_path / "alone", threads=1))
+    train(small(), Runtime(tmp_path / "both", threads=1))
+    beside = train(small(change), Runtime(tmp_path / "both", threads=1))
+    assert same(state_of(beside.dir), state_of(alone.dir))
+    assert readings(beside.dir) == readings(alone.dir)
+
+
+def test_a_run_continues_with_the_threads_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Another number of threads adds in another order, so the bits would not be those of an unbroken run."""
+    monkeypatch.setattr(RunRecord, "stop", "SIGTERM")
+    begun = train(small(), Runtime(tmp_path, threads=2))
+    assert begun.exit_code == 143
+    torch.set_num_threads(1)
+    train(small(), Runtime(tmp_path))
+    assert torch.get_num_threads() == 2
+    assert "threads" not in capfd.readouterr().err
+    train(small(), Runtime(tmp_path, threads=1))
+    assert torch.get_num_threads() == 1
+    assert "begun with 2 threads and continued with 1" in capfd.readouterr().err
+
+
 def test_accumulation_is_one_key_update_and_one_enqueue_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("update_key_encoder", "store", "forward"):
