@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -106,48 +107,49 @@ class Trainee:
 
 
 def tracked_points(uri: str, runs_dir: Path) -> dict[str, int]:
-    """What a store has of a folder of runs: each (run, metric, step, value, time) of the journals exactly once?"""
+    """What a store has of a folder of runs: each value of each metric exactly once, with its step and time?"""
     from mlflow import MlflowClient
 
     client = MlflowClient(uri, uri)
-    wanted = Counter(
-        (folder.name, *reading)
-        for folder in tracked.folders(runs_dir)
-        for reading in _exact(journal.tail(folder / "metrics.jsonl")[0])
-    )
+    wanted: Counter[tuple[Any, ...]] = Counter()
+    again = 0  # what a journal itself holds twice
+    for folder in tracked.folders(runs_dir):
+        readings = journal.read(folder / "metrics.jsonl")
+        again += len(journal.tail(folder / "metrics.jsonl")[0]) - len(readings)
+        known = tracked.facts(folder, tracked.params(folder))
+        wanted.update((folder.name, *point.key) for point in tracked.points(known, readings))
     held: Counter[tuple[Any, ...]] = Counter()
-    runs: list[Any] = []
+    runs: list[tuple[str, str]] = []
     for experiment in client.search_experiments():
-        found = client.search_runs([experiment.experiment_id], max_results=1000)
-        runs += [(experiment.name, run.info.status) for run in found]
-        for run in found:
+        for run in client.search_runs([experiment.experiment_id], max_results=1000):
+            runs.append((experiment.name, run.info.status))
             for name in run.data.metrics:
                 for point in client.get_metric_history(run.info.run_id, name):
-                    held[run.data.tags["study.signature"], point.step, name, repr(point.value), point.timestamp] += 1
+                    key = tracked.Point(name, point.step, point.value, point.timestamp).key
+                    held[run.data.tags["study.signature"], *key] += 1
     return {
         "runs": len(runs),
         "in Default": sum(experiment == "Default" for experiment, _ in runs),
         "not FINISHED": sum(state != "FINISHED" for _, state in runs),
         "points": wanted.total(),
         "lost": (wanted - held).total(),
-        "doubled": (held - wanted).total(),
+        "doubled": (held - wanted).total() + again,
     }
-
-
-def _exact(readings: list[journal.Reading]) -> Iterator[tuple[int, str, str, int]]:
-    return ((reading.step, reading.name, repr(reading.value), reading.time_ms) for reading in readings)
 
 
 class Server:
     """A real `mlflow server` of a sqlite store on loopback; at low priority, since in life it has its own machine."""
 
     def __init__(self, kept: store.Store) -> None:
-        port = ui.free_port(5700)
+        with socket.socket() as probe:  # a port that nobody counts up to, since it is free while the server is down
+            probe.bind((ui.HOST, 0))
+            port = probe.getsockname()[1]
         self.uri = f"http://{ui.HOST}:{port}"
         self.command = ["nice", "-n", "19", sys.executable, "-m", "mlflow", "server", "--workers", "1"]
         self.command += ["--host", ui.HOST, "--port", str(port), "--backend-store-uri", kept.uri]
         self.command += ["--artifacts-destination", str(kept.artifacts)]
         self.log = kept.runs_dir / "server.log"
+        kept.runs_dir.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
         environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
