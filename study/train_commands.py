@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from study.arguments import Parser
 
+STOP_S, HURRIED_S = 600.0, 10.0
+"""Seconds that MLflow may take at the end of a run, and of one that was stopped."""
+
 EPILOG = """\
 examples:
   study train --scale quick m=0.99                    the quick scale's config with another momentum
@@ -100,10 +103,13 @@ def run(arguments: argparse.Namespace) -> int:
         from study.run.mirror import start_mirror
 
         mirror = start_mirror(arguments.runs_dir)
+    outcome = None
     try:
         outcome = train(config, runtime)
     finally:
-        if mirror is not None and not (report := mirror.stop()).complete:
+        # A job that is about to be taken away has no time for a store that does not answer.
+        limit = STOP_S if outcome is not None and outcome.exit_code == 0 else HURRIED_S
+        if mirror is not None and not (report := mirror.stop(limit)).complete:
             print(f"study: MLflow: {report.error or '; '.join(report.problems)}", file=sys.stderr)
     if arguments.json:
         print(json.dumps({"signature": outcome.signature, "dir": str(outcome.dir), "final": outcome.final}))

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from study import cli
 from study.errors import UserError
-from study.run import status
+from study.run import status, store
 from study.run.lock import Holder, Lock, RunLocked
 from study.run.status import STALE_S, Status
 from study.sweep import plan, slurm, slurm_jobs, slurm_ledger, slurm_send, slurm_state, snapshot, watch, worker
@@ -578,6 +578,28 @@ def test_what_is_refused_leaves_no_trace(fake: Fake, tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text("partition: gpu\n")
     assert cli.main(submit_and_wait()) == 2
     assert not (tmp_path / "runs").exists()
+
+
+def test_jobs_push_to_a_server_themselves_only_where_there_is_one(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 1), tmp_path / "runs"
+    (tmp_path / "cluster.yaml").write_text("mlflow: true\n")
+    with pytest.raises(UserError, match=r"mlflow = true: allowed with MLFLOW_TRACKING_URI = http"):
+        slurm.submit(sweep, sweep.points, runs_dir=runs)
+    assert not runs.exists()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.lab:5000")
+    monkeypatch.setattr(store, "preflight", lambda found, cluster: None)  # no such host here
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
+    assert "export MLFLOW_TRACKING_URI=http://mlflow.lab:5000\n" in scripts(runs)[0]
+
+    asked: list[Any] = []
+    monkeypatch.setattr(cli, "main", lambda words: asked.append(words) or 0)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    monkeypatch.setattr("submitit.JobEnvironment", lambda: SimpleNamespace(num_tasks=1, global_rank=0))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert worker.main(next(runs.glob("sweeps/*.jobs/*/job.json")).parent) == 0
+    assert asked[0][0] == "train" and asked[0][-1] == "--mlflow"
 
 
 # -------------------------------------------------------------------------------------------------- cancelling, size

@@ -52,6 +52,9 @@ class Cluster(BaseModel):
     setup: list[str] = Field([], description="Shell lines before the point starts.")
     container: str | None = Field(None, description="Command that starts the container; python follows it.")
     python: str | None = Field(None, description="The interpreter there; null: the one that submits.")
+    mlflow: bool = Field(
+        False, description="Jobs push to MLFLOW_TRACKING_URI themselves: an http(s) server that the nodes reach."
+    )
     sbatch: dict[str, str | int | bool] = Field({}, description="Other options of sbatch by their long names.")
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from study.errors import UserError
-from study.run import status
+from study.run import status, store
 from study.sweep import cluster, record, slurm_jobs, slurm_ledger, slurm_script, slurm_send, slurm_state
 from study.sweep.cluster import Cluster
 from study.sweep.grid import Point, Sweep
@@ -87,6 +87,8 @@ def submit(
     """
     runs_dir = runs_dir.absolute()
     resources = cluster.load(cluster_config, sweep.name, sweep.scale)
+    if resources.mlflow:
+        _check_server(runs_dir, cluster_config)
     allowed = limits()
     _check(resources, allowed, cluster_config)
     if dry_run:
@@ -221,3 +223,14 @@ def cancel(sweep: Sweep, *, runs_dir: Path, signatures: Collection[str] | None =
                 status.write(runs_dir / signature, replace(own, state="killed", ended=time.time()), durable=True)
         print(f"cancelled {len(live)} points")
         return 0
+
+
+def _check_server(runs_dir: Path, path: Path | None) -> None:
+    """Jobs push to a server only: nodes have no business in one another's files."""
+    found = store.resolve(runs_dir)
+    if not found.uri.startswith(("http://", "https://")):
+        raise UserError(
+            f"{path or cluster.DEFAULT}: mlflow = true: allowed with {store.VARIABLE} = http(s)://host:port, a server"
+            " that the nodes reach; without one, `study runs sync --watch` on the login node does it"
+        )
+    store.preflight(found, "slurm")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from study.run import files
+from study.run import files, store
 from study.sweep import worker
 from study.sweep.cluster import Cluster
 from study.sweep.grid import Point
@@ -62,7 +62,8 @@ def write(
             for index, signature in array.tasks.items():
                 config = points[signature].config.model_dump(mode="json")
                 lines.write(json.dumps([index, signature, config], separators=(",", ":")) + "\n")
-    files.write_atomic(folder / "job.json", json.dumps({"runs_dir": str(runs_dir.absolute()), "cpus": cluster.cpus}))
+    job = {"runs_dir": str(runs_dir.absolute()), "cpus": cluster.cpus, "mlflow": cluster.mlflow}
+    files.write_atomic(folder / "job.json", json.dumps(job))
     path = folder / "submission.sh"
     files.write_atomic(path, text(array, cluster, comment, snapshot, limit, dependency))
     return path
@@ -116,10 +117,12 @@ def text(
 
 def _setup(cluster: Cluster, snapshot: Path) -> list[str]:
     data = Path(os.environ.get("STUDY_DATA") or "data").absolute()
+    mlflow = [f"export {store.VARIABLE}={shlex.quote(os.environ[store.VARIABLE])}"] if cluster.mlflow else []
     return [
         *(f"module load {shlex.quote(module)}" for module in cluster.modules),
         *cluster.setup,
         f"export PYTHONPATH={shlex.quote(str(snapshot))}${{PYTHONPATH:+:$PYTHONPATH}}",
         f"export STUDY_DATA={shlex.quote(str(data))}",
         f"export OMP_NUM_THREADS={cluster.cpus}",
+        *mlflow,
     ]

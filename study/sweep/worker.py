@@ -49,6 +49,8 @@ def main(folder: Path) -> int:
     from study.cli import main as study
 
     command = ["train", str(config), "--runs-dir", settings["runs_dir"], "--threads", str(settings["cpus"])]
+    if settings["mlflow"] and environment.global_rank == 0:
+        command.append("--mlflow")
     sys.argv = ["study", *command]  # what the run notes as its command
     return study(command)
 
