@@ -84,15 +84,15 @@ def test_a_full_disk_is_one_line_and_a_sync_survives_it(tiny_disk: Path) -> None
 def test_a_disk_that_fills_while_syncing_loses_nothing(tiny_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "ROOM", 0)
     monkeypatch.setattr(tracker, "PAUSES", ())
-    subprocess.run(["mount", "-o", "remount,size=2m", tiny_disk], check=True)
+    subprocess.run(["mount", "-o", "remount,size=1400k", tiny_disk], check=True)
     fresh_store(tiny_disk)
     folder = tiny_disk.parent / "runs"
-    run = make(folder, steps=4000)
+    run = make(folder, steps=1000)
     mirror = Mirror(folder, f"sqlite:///{tiny_disk / 'mlflow.db'}")
     assert "the disk is full" in str(mirror.sync().error)
     subprocess.run(["mount", "-o", "remount,size=32m", tiny_disk], check=True)
     assert mirror.sync().complete
-    assert len(held(mirror.store.uri)["train", run.name]["points"]) == 8001
+    assert len(held(mirror.store.uri)["train", run.name]["points"]) == 2001
 
 
 def test_a_place_without_permission_is_one_line(tmp_path: Path) -> None:

@@ -17,7 +17,13 @@ RESULTS = ("knn", "linear", "probe/top1")
 CURVES = {
     "Results": ("knn",),
     "Training": ("train/excess_loss", "train/accuracy", "train/loss", "train/lr"),
-    "Consistency": ("consistency/theta_distance", "consistency/alignment", "consistency/uniformity"),
+    "Consistency": (
+        "consistency/cosine_age_1",
+        "consistency/cosine_oldest",
+        "consistency/theta_distance",
+        "consistency/alignment",
+        "consistency/uniformity",
+    ),
 }
 RUNS_SHOWN = 20
 
