@@ -138,21 +138,21 @@ def tracked_points(uri: str, runs_dir: Path) -> dict[str, int]:
 
 
 class Server:
-    """A real `mlflow server` of a sqlite store on loopback; at low priority, since in life it has its own machine."""
+    """A real `mlflow server` of a sqlite store on loopback; ``nice``: in life it has a machine of its own."""
 
-    def __init__(self, kept: store.Store) -> None:
+    def __init__(self, kept: store.Store, nice: int = 0) -> None:
         with socket.socket() as probe:  # a port that nobody counts up to, since it is free while the server is down
             probe.bind((ui.HOST, 0))
             port = probe.getsockname()[1]
         self.uri = f"http://{ui.HOST}:{port}"
-        self.command = ["nice", "-n", "19", sys.executable, "-m", "mlflow", "server", "--workers", "1"]
+        self.command = ["nice", "-n", str(nice), sys.executable, "-m", "mlflow", "server", "--workers", "1"]
         self.command += ["--host", ui.HOST, "--port", str(port), "--backend-store-uri", kept.uri]
         self.command += ["--artifacts-destination", str(kept.artifacts)]
         self.log = kept.runs_dir / "server.log"
         kept.runs_dir.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
-        environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        environment = ENVIRONMENT | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command, env=environment, stdout=log, stderr=log, start_new_session=True

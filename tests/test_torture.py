@@ -25,9 +25,9 @@ SHORT = ("optimiser.epochs=3", "evaluation.every_epochs=1", "evaluation.linear_e
 
 def test_training_killed_in_the_middle_is_bit_equal_and_whole_in_mlflow(tmp_path: Path) -> None:
     """The bank, whose writes are of rows: a continued run must not refresh one twice."""
-    figures = kills(tmp_path, hard=2, polite=1, mechanisms=("bank",), length=SHORT)
+    figures = kills(tmp_path, hard=1, polite=1, mechanisms=("bank",), length=SHORT)
     assert figures["passed"], figures
-    assert figures["signals"] == {"SIGKILL": 2, "SIGTERM": 1}
+    assert figures["signals"] == {"SIGKILL": 1, "SIGTERM": 1}
 
 
 def test_processes_that_finish_at_once_are_all_in_a_store_that_was_not_there(tmp_path: Path) -> None:
@@ -36,22 +36,26 @@ def test_processes_that_finish_at_once_are_all_in_a_store_that_was_not_there(tmp
 
 
 def test_a_server_that_is_killed_while_it_is_written_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    """Each time in another request: while the run is made, while its points are sent, while it is ended."""
     runs = tmp_path / "runs"
     folders = [make(runs, seed, steps=2500) for seed in range(6)]
     sweep(runs, folders)
     with Server(fresh_store(tmp_path / "store")) as server:
+
+        def kill_in_the_middle() -> None:
+            while not list(runs.glob("*/mirror.json")):
+                time.sleep(0.01)
+            server.kill()
+
+        killer = threading.Thread(target=kill_in_the_middle)
+        killer.start()
         mirror = Mirror(runs, server.uri)
-        for delay in (0.3, 1.0):
-            killer = threading.Timer(delay, server.kill)
-            killer.start()
-            broken = mirror.sync()
-            killer.join()
-            assert broken.error is not None and "\n" not in broken.error
-            server.start()
+        broken = mirror.sync()
+        killer.join()
+        assert broken.error is not None and "\n" not in broken.error and 0 < broken.created < 6
         with (folders[0] / "metrics.jsonl").open("a") as file:
             file.write(line(2501, {"train/loss": 0.5}))
         set_status(folders[0], state="finished")
+        server.start()
         assert mirror.sync().complete
         counts = tracked_points(server.uri, runs)
     points = 6 * (2 * 2500 + 1) + 1
@@ -112,7 +116,7 @@ def test_a_disk_that_fails_under_open_files_loses_nothing_that_a_checkpoint_rest
     mount("-o", "loop", str(image), str(room))
     try:
         with (
-            pytest.raises(StorageError, match="Read-only file system") as caught,
+            pytest.raises(StorageError, match=r"Read-only file system|Input/output error") as caught,
             record.start(room / "runs", config, command=command) as broken,
         ):
             small_training(broken, 60)

@@ -127,7 +127,7 @@ def _exact(counts: Mapping[str, int]) -> bool:
 def server(folder: Path, repeats: int = 3, points: int = 3, epochs: int = 6) -> Figures:
     """Sweeps with the server there, and with a server that is killed three times, in turn."""
     folder.mkdir(parents=True, exist_ok=True)
-    sweep = folder / "sweep.yaml"
+    sweep = folder / "torture.yaml"
     shutil.copytree(ROOT / "sweeps" / "scales", folder / "scales")
     tree = {
         "name": "torture",
@@ -145,7 +145,7 @@ def server(folder: Path, repeats: int = 3, points: int = 3, epochs: int = 6) -> 
         for disturbed in (False, True):
             runs = folder / f"{repeat}-{'disturbed' if disturbed else 'quiet'}"
             served = store.resolve(folder / "stores" / runs.name)
-            with Server(served) as there, paces(runs) as seen:
+            with Server(served, nice=19) as there, paces(runs) as seen:
                 command = (*STUDY, "sweep", "submit", str(sweep), "--scale", "quick", "--runs-dir", str(runs))
                 environment = ENVIRONMENT | {store.VARIABLE: there.uri}
                 launcher = subprocess.Popen(

@@ -41,7 +41,7 @@ def full_disk(folder: Path, overrides: tuple[str, ...]) -> Troubled:
         broken = Trainee(room / "runs", overrides)
         process = in_the_middle(broken)
         filler = fill(room)
-        said = one_line(process, "No space left on device")
+        said = one_line(process, {"No space left on device"})
         filler.unlink()
         broken.finish()
         yield broken, said
@@ -61,7 +61,7 @@ def failing_disk(folder: Path, overrides: tuple[str, ...]) -> Troubled:
         broken = Trainee(room / "runs", overrides)
         process = in_the_middle(broken)
         mount("-o", "remount,abort", str(room))
-        said = one_line(process, "Read-only file system")
+        said = one_line(process, {"Read-only file system", "Input/output error"})
         subprocess.run(["umount", str(room)], check=True)
         mount("-o", "loop", str(image), str(room))
         broken.finish()
@@ -114,9 +114,9 @@ def killed_in_the_middle(broken: Trainee) -> None:
     process.communicate()
 
 
-def one_line(process: "subprocess.Popen[str]", words: str) -> str:
+def one_line(process: "subprocess.Popen[str]", reasons: set[str]) -> str:
     """It must end by itself, with exit code 1 and one line."""
     said = process.communicate(timeout=120)[1]
     lines = [line for line in said.splitlines() if not line.startswith(("override", "train step"))]
-    assert process.returncode == 1 and len(lines) == 1 and words in lines[0], said
+    assert process.returncode == 1 and len(lines) == 1 and any(reason in lines[0] for reason in reasons), said
     return lines[0]
