@@ -2,7 +2,7 @@
 #
 #   make reproduce [SWEEP=momentum] [SCALE=quick]   train a sweep, log it to MLflow, write results/$(SCALE)/
 #   make reproduce-all                              the paper's three tables
-#   make report | ui | test | lint | bench | slurm | slurm-down
+#   make report | ui | test | lint | bench | torture | slurm | slurm-down
 
 SWEEP ?= momentum
 SCALE ?= quick
@@ -10,7 +10,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 STUDY := .venv/bin/study
 INSTALLED := .venv/.installed
 
-.PHONY: help venv reproduce reproduce-all data report ui test lint bench slurm slurm-down
+.PHONY: help venv reproduce reproduce-all data report ui test lint bench torture slurm slurm-down
 .DEFAULT_GOAL := help
 
 help:
@@ -49,6 +49,9 @@ test: data lint
 
 bench: data
 	$(STUDY) bench
+
+torture: data
+	.venv/bin/python tests/torture.py
 
 # make slurm ACCOUNTING=0 MAX_ARRAY_SIZE=5 CPUS=8 for a cluster without accounting, with short arrays, of so many cores.
 slurm: $(INSTALLED)
