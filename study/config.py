@@ -5,6 +5,7 @@ plain dictionaries first and validated once, so nothing half valid exists. Paths
 no part of it: they may change between two attempts at the same run.
 """
 
+import difflib
 import hashlib
 import json
 from collections.abc import Hashable, Iterable, Mapping
@@ -363,7 +364,9 @@ def parse_yaml(text: str, source: str) -> Any:
         UserError: it is not YAML, or a key stands twice; one line with the source and the line's number.
     """
     try:
-        return yaml.load(text, _Loader)
+        value = yaml.load(text, _Loader)
+        json.dumps(value, default=str)  # an alias may stand inside of what it names
+        return value
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{source}{line}: {error.problem or 'not YAML'}") from None
@@ -385,8 +388,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise UserError(f"{path}: holds {type(value).__name__}; allowed is a mapping of names to values")
+        raise UserError(f"{path}: holds {_kind(value)}; allowed is a mapping of names to values")
     return cast(dict[str, Any], value)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, dict):
+        return "a key that is no word"
+    return "a list" if isinstance(value, list) else "a single value"
 
 
 def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
@@ -404,6 +413,10 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
         if key in seen:
             raise UserError(f"command line: {key} stands twice; allowed is once")
         seen.add(key)
+        if not text.strip():
+            raise UserError(
+                f"command line: {key} = nothing: allowed is a value; {key}=null leaves the choice to the default"
+            )
         tree = merge(tree, nest(key, parse_yaml(text, f"command line: {key}")))
     return tree
 
@@ -449,9 +462,16 @@ def explain(error: ValidationError, tree: Any) -> str:
     context = fault.get("ctx", {})
     if isinstance(context.get("error"), ConflictError):
         return str(context["error"])
-    key = ".".join(str(part) for part in fault["loc"])
+    key = ".".join(str(part) if str(part).isprintable() else repr(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
-        return f"{key} = {render(fault['input'])}: unknown key; allowed is {', '.join(_siblings(fault['loc']))}"
+        known = _siblings(fault["loc"])
+        close = difflib.get_close_matches(str(fault["loc"][-1]), known, 1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        return f"{key} = {render(fault['input'])}: unknown key; allowed is {', '.join(known)}{meant}"
+    if fault["type"] == "missing":
+        return f"{key} is missing: allowed is a value"
+    if fault["type"] == "model_type":
+        return f"{key} = {render(fault['input'])}: allowed is a mapping of keys to values"
     allowed = fault["msg"].removeprefix("Input should be ")
     return f"{key} = {render(fault['input'])}: allowed is {allowed}"
 

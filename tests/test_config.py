@@ -36,7 +36,8 @@ def test_the_defaults_are_the_papers_setting() -> None:
         ({"symmetric": "off"}, 'symmetric = "off": allowed is a valid boolean'),
         ({"momentum": 0.9}, "momentum = 0.9: unknown key; allowed is seed, m, T"),
         ({"optimiser": {"lr_": 1}}, "optimiser.lr_ = 1: unknown key; allowed is lr, lr_rule"),
-        ({"optimiser": None}, "optimiser = null: allowed is a valid dictionary"),
+        ({"optimizer": {"lr": 1}}, 'optimizer = {"lr": 1}: unknown key; allowed is seed'),
+        ({"optimiser": None}, "optimiser = null: allowed is a mapping"),
         ({"optimiser": {"milestones": [0.8, 0.6]}}, "optimiser.milestones = [0.8, 0.6]: allowed is shares"),
         ({"encoder": {"arch": "vgg"}}, "encoder.arch = \"vgg\": allowed is 'pixels'"),
         ({"data": {"name": "../x"}}, 'data.name = "../x": allowed is'),
@@ -82,10 +83,11 @@ def test_yaml_reads_numbers_and_words_as_people_write_them() -> None:
         ("m: 0.9\nT: 0.1\nm: 0.99\n", ":3: key 'm' stands twice; allowed is once"),
         ("a:\n  b: 1\n  b: 2\n", ":3: key 'b' stands twice"),
         ("m: [1\n", ": expected ',' or ']'"),
-        ("- 1\n", ": holds list; allowed is a mapping"),
+        ("- 1\n", ": holds a list; allowed is a mapping"),
         ("a: !!python/object/apply:os.system [id]\n", ": could not determine a constructor"),
         ("? [a]\n: 1\n", ": a key must be a plain value"),
-        ("1: 2\n", ": holds dict; allowed is a mapping of names"),
+        ("1: 2\n", ": holds a key that is no word; allowed is a mapping of names"),
+        ("a: &a [*a]\n", ": not YAML: Circular reference"),
     ],
 )
 def test_a_bad_file_is_one_line_with_its_name(tmp_path: Path, text: str, message: str) -> None:
@@ -112,6 +114,18 @@ def test_an_override_is_key_equals_value(argument: str) -> None:
 def test_an_override_that_stands_twice_is_refused() -> None:
     with pytest.raises(UserError, match="m stands twice"):
         parse_overrides(["m=1", "m=0.9"])
+
+
+def test_a_slip_is_put_right() -> None:
+    with pytest.raises(UserError, match="did you mean optimiser\\?"):
+        resolve({"optimizer": {"lr": 1}}, "t")
+
+
+@pytest.mark.parametrize("argument", ["m=", "m= "])
+def test_an_empty_override_is_no_null(argument: str) -> None:
+    """`m=$M` with an unset variable would train the default."""
+    with pytest.raises(UserError, match="m = nothing: allowed is a value; m=null"):
+        parse_overrides([argument])
 
 
 def test_the_signature_is_of_the_whole_config_and_not_of_its_spelling() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 A sweep is a YAML file: arms along its axes, floors, seeds, the paper's numbers. A scale (sweeps/scales/S.yaml) says how
-large the runs are: smoke (seconds), quick (a minute), cpu (the committed study), gpu, imagenet (the paper's own).
+large the runs are: smoke (seconds), quick (a minute), cpu (CIFAR-10, minutes), gpu, imagenet (the paper's own).
 
 examples:
   study sweep plan sweeps/momentum.yaml --scale quick        what is done, what is missing, what the rest costs

@@ -137,7 +137,7 @@ def load(path: Path, scale: str, overrides: Mapping[str, Any] | None = None) -> 
     """Expand a sweep.
 
     Args:
-        path: the sweep's YAML; the scales lie in the folder ``scales`` beside it.
+        path: the sweep's YAML; the scales lie in the folder ``scales`` beside it, else in the project's.
         scale: name of a scale.
         overrides: a config tree, from the command line, that all points share.
 
@@ -145,10 +145,11 @@ def load(path: Path, scale: str, overrides: Mapping[str, Any] | None = None) -> 
         UserError: a fault in one of the files or in the overrides; one line with the file and the key.
     """
     file = _read(path)
-    overlay = scale_overlay(scale, path.parent / "scales")
+    scales = path.parent / "scales" if (path.parent / "scales").is_dir() else SCALES
+    overlay = scale_overlay(scale, scales)
     choices = _choices(file)
     _check_rules(file, path, choices)
-    _check_scales(file, path)
+    _check_scales(file, path, scales)
     overrides = merge({}, overrides or {})
     _check_overrides(file, overrides, choices)
     about_probe = {axis for axis, of in choices.items() if all(key.startswith("probe") for key in _set_by(of))}
@@ -262,7 +263,10 @@ def _resolve(tree: Tree, path: Path, name: str, overrides: Tree) -> Config:
     try:
         return resolve(tree, f"{path}: {name}")
     except UserError as error:
-        if overrides and any(str(error).startswith(f"{path}: {name}: {key} ") for key in flatten(overrides)):
+        keys = {
+            key[:end] for key in flatten(overrides) for end in range(len(key) + 1) if key[end : end + 1] in (".", "")
+        }
+        if any(str(error).startswith(f"{path}: {name}: {key} ") for key in keys):
             raise UserError(str(error).replace(f"{path}: {name}", f"command line ({path}: {name})", 1)) from None
         raise
 
@@ -334,8 +338,8 @@ def _check_rules(file: SweepFile, path: Path, choices: Choices) -> None:
                 raise UserError(f"{path}: {kind}: set = {render(rule.set)}: allowed is {allowed}")
 
 
-def _check_scales(file: SweepFile, path: Path) -> None:
-    known = scale_names(path.parent / "scales")
+def _check_scales(file: SweepFile, path: Path, folder: Path) -> None:
+    known = scale_names(folder)
     named: list[tuple[str, Sequence[str]]] = [
         ("scales", list(file.scales)),
         ("cost", list(file.cost)),

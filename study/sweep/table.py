@@ -86,7 +86,10 @@ def detail(row: Row, metric: str) -> str:
         return "its pre-training failed"
     if row.state in ("pending", "unknown"):
         return row.note
-    return f"{'stopped at ' if row.state == 'missing' else ''}{progress(known)}" if known and known.steps else ""
+    if known is None or row.state == "failed":
+        return progress(known) if known and known.steps else ""
+    stopped = f"{known.state} at " if row.state == "missing" else ""
+    return f"{stopped}{progress(known)}" if known.steps else stopped.replace(" at ", " before its first step")
 
 
 def progress(known: Status) -> str:
