@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 a run failed, 2 bad input, 130 interrupted."""
     arguments = parser().parse_args(argv)
     try:
+        runs_dir = getattr(arguments, "runs_dir", None)  # of most commands
+        if runs_dir is not None and runs_dir.exists() and not runs_dir.is_dir():
+            raise UserError(f"command line: --runs-dir = {runs_dir}: is a file; allowed is a folder of runs")
         return int(arguments.func(arguments))
     except UserError as error:
         print(f"study: {error}", file=sys.stderr)

@@ -10,9 +10,11 @@ import pytest
 from rich.console import Console
 from tracking_fixture import START_S, fresh_store, held, line, make, same, set_status, sweep
 
+from study import cli
 from study.errors import UserError
-from study.run import export, imports, listing
+from study.run import export, imports, listing, tracked
 from study.run.mirror import Mirror
+from study.run.reconcile import reconcile
 
 
 @pytest.fixture
@@ -180,3 +182,117 @@ def test_runs_are_listed_from_folders_and_else_from_files(runs: Path, tmp_path: 
     assert "m=0.99 seed=0" in console.export_text() and "diverged" not in str(shown["error"])
     with pytest.raises(UserError, match="RUN = nope: no such run"):
         listing.one("nope", runs, tmp_path / "out")
+
+
+def _states(out: Path) -> dict[str, str]:
+    rows, _ = export.load(out)
+    return dict(zip(rows.signature, rows.state, strict=True))
+
+
+def test_a_partial_export_keeps_what_the_file_knows_better(runs: Path, tmp_path: Path) -> None:
+    folders = [make(runs, seed) for seed in range(4)]
+    sweep(runs, folders)
+    out = tmp_path / "out"
+    whole = [path.read_bytes() for path in export.export(runs, out)]
+    for folder in folders:  # a clone: one finished, one failed, one made but not begun, one never made
+        shutil.rmtree(folder)
+    make(runs, 0)
+    make(runs, 1, state="failed", final={})
+    (make(runs, 2) / "status.json").unlink()
+    said: list[str] = []
+    for _ in range(2):
+        assert [path.read_bytes() for path in export.export(runs, out, say=said.append)] == whole
+    assert len(said) == 2 and "3 of its 4 runs kept" in said[0]
+
+
+def test_a_better_run_replaces_and_a_point_that_went_goes(runs: Path, tmp_path: Path) -> None:
+    folders = [make(runs, 0), make(runs, 1, state="failed", final={}), make(runs, 2)]
+    sweep(runs, folders)
+    out = tmp_path / "out"
+    export.export(runs, out)
+    make(runs, 0, final={"knn": 0.9})
+    make(runs, 1, final={"knn": 0.8})
+    shutil.rmtree(folders[2])
+    sweep(runs, folders[:2])
+    said: list[str] = []
+    export.export(runs, out, say=said.append)
+    rows, metrics = export.load(out)
+    found = {row.signature: json.loads(row.final) for row in rows.itertuples()}
+    assert found == {folders[0].name: {"knn": 0.9}, folders[1].name: {"knn": 0.8}}
+    assert set(metrics.signature) == set(found) and "1 left out" in said[0]
+    shutil.rmtree(folders[1])
+    export.export(runs, out)
+    assert _states(out)[folders[1].name] == "finished"
+
+
+def test_a_point_that_has_not_begun_is_no_row(tmp_path: Path) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    folders = [make(runs, 0), make(runs, 1), make(runs, 2)]
+    sweep(runs, folders)
+    (folders[1] / "status.json").unlink()
+    shutil.rmtree(folders[2])
+    export.export(runs, out)
+    assert _states(out) == {folders[0].name: "finished"}
+
+
+def test_lone_runs_of_the_file_stay_until_a_sweep_has_them(runs: Path, tmp_path: Path) -> None:
+    lone = [make(runs, 8), make(runs, 9)]
+    export.export(runs, tmp_path / "out", ["train"])
+    shutil.rmtree(lone[0])
+    export.export(runs, tmp_path / "out", ["train"])
+    assert set(_states(tmp_path / "out")) == {folder.name for folder in lone}
+    sweep(runs, lone[:1], name="batch")
+    export.export(runs, tmp_path / "out", ["train"])
+    assert set(_states(tmp_path / "out")) == {lone[1].name}
+
+
+def test_names_of_single_runs_tell_floors_and_probes_from_trained_ones() -> None:
+    trained = {"data.name": "mnist", "dictionary.kind": "queue", "m": 0.99, "encoder.arch": "tiny", "seed": 1}
+    variants = [{}, {"optimiser.epochs": 0}, {"encoder.arch": "pixels", "optimiser.epochs": 0}, {"probe.lr": 30.0}]
+    names = [tracked.lone("f00", trained | {"optimiser.epochs": 5} | over).name for over in variants]
+    assert names == [f"mnist queue m=0.99 seed=1{end}" for end in ("", " untrained", " raw pixels", " probe lr=30.0")]
+
+
+def test_reconcile_counts_only_what_it_changed(runs: Path) -> None:
+    target = fresh_store(runs)
+    assert Mirror(runs).sync().created == 3
+    report = reconcile(Mirror(runs))
+    assert report.complete and (report.runs, report.updated, report.points) == (3, 0, 0)
+    from mlflow import MlflowClient
+
+    finished = next(run["id"] for run in held(target.uri).values() if run["status"] == "FINISHED")
+    MlflowClient(target.uri, target.uri).update_run(finished, status="RUNNING")
+    assert reconcile(Mirror(runs)).updated == 1
+
+
+def test_a_run_is_found_by_its_folder_and_a_state_must_exist(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = next(runs.glob("*/config.yaml")).parent
+    assert listing.one(f"{folder}/", runs, tmp_path)["signature"] == folder.name
+    (tmp_path / "README.md").write_text("")
+    for arguments, message in (
+        (["show", ""], "study: command line: RUN = : allowed is a signature"),
+        (["list", "--state", "nope"], "study: command line: --state = nope: allowed is pending, running, finished"),
+        (["list", "--runs-dir", str(tmp_path / "README.md")], "README.md: is a file; allowed is a folder of runs"),
+    ):
+        assert cli.main(["runs", *arguments[:1], *(["--runs-dir", str(runs)]), *arguments[1:]]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
+def test_a_piped_table_is_not_cut_and_one_of_80_columns_fits(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = sorted(path.parent for path in runs.glob("*/config.yaml"))
+    path = runs / "sweeps" / "momentum-smoke.json"
+    path.write_text(path.read_text().replace("m=0.99 seed=1", "a name that is long " * 8 + "seed=1"))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert cli.main(["runs", "list", "--runs-dir", str(runs)]) == 0
+    lines = capsys.readouterr().out
+    assert all(folder.name in lines for folder in folders) and "a name that is long " * 8 + "seed=1" in lines
+    assert "finished" in lines and "knn 0.5" in lines and max(map(len, lines.splitlines())) < 300
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["runs", "list", "--runs-dir", str(runs)]) == 0
+    lines = capsys.readouterr().out
+    assert max(map(len, lines.splitlines())) <= 80 and "…" in lines and "finished" in lines

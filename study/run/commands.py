@@ -26,9 +26,16 @@ Idempotent: sync as often as you like. What a kill or a dead server interrupted 
 
 Exit code 1 if the store could not be served or a run could not be read."""
 
+EXPORT = """\
+Write runs as files to commit. A file keeps the runs that have no finished one here, so that exporting a part of a
+sweep loses nothing; points that the sweep no longer has go."""
+
 RECONCILE = """\
 After any accident: compares every point of every run with the store, sends what is missing, makes runs that hold
 superseded values anew, merges doubles (the complete one stays), and ends dead runs that still say RUNNING."""
+
+
+STATES = ("pending", "running", "finished", "failed", "killed", "scheduled")
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -40,18 +47,21 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
     verb = _add(verbs, "list", "what runs there are", "A line a run; exported runs if the folder holds none.", EPILOG)
     _source(verb)
-    verb.add_argument("--state", metavar="S", help="only runs in this state, such as failed")
+    verb.add_argument("--state", metavar="S", help=f"only runs in this state: {', '.join(STATES)}")
     verb.set_defaults(func=list_command)
 
     verb = _add(verbs, "show", "all about one run", "Config, state, results, origin and history of a run.", EPILOG)
-    verb.add_argument("run", metavar="RUN", help="its signature, or the beginning of it")
+    verb.add_argument("run", metavar="RUN", help="its signature, the beginning of it, or its folder")
     _source(verb)
     verb.set_defaults(func=show_command)
 
-    verb = _add(verbs, "export", "runs as canonical parquet files", "Write runs as files to commit.", EPILOG)
+    verb = _add(verbs, "export", "runs as canonical parquet files", EXPORT, EPILOG)
     _runs_dir(verb)
     verb.add_argument(
-        "sweeps", nargs="*", metavar="SWEEP", help="momentum, momentum-quick, train, … (default: all sweeps)"
+        "sweeps",
+        nargs="*",
+        metavar="SWEEP",
+        help="momentum, momentum-quick, …; `train`: single runs (default: all sweeps, no single runs)",
     )
     verb.add_argument("--out", type=Path, default=Path("results/runs"), metavar="DIR", help="default: results/runs")
     verb.set_defaults(func=export_command)
@@ -88,8 +98,11 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def list_command(arguments: argparse.Namespace) -> int:
     """Print a table or JSON of runs."""
+    from study.errors import UserError
     from study.run import listing
 
+    if arguments.state and arguments.state not in STATES:
+        raise UserError(f"command line: --state = {arguments.state}: allowed is {', '.join(STATES)}")
     runs = listing.runs(arguments.runs_dir, arguments.files)
     if arguments.state:
         runs = [run for run in runs if run["state"] == arguments.state]
@@ -109,7 +122,9 @@ def export_command(arguments: argparse.Namespace) -> int:
     """Write parquet files."""
     from study.run.export import export
 
-    written = export(arguments.runs_dir, arguments.out, arguments.sweeps or None)
+    written = export(
+        arguments.runs_dir, arguments.out, arguments.sweeps or None, lambda line: print(line, file=sys.stderr)
+    )
     for path in written:
         print(path)
     if not written:
@@ -177,9 +192,9 @@ def _print(as_json: bool, content: Any, render: Any) -> None:
     if as_json:
         print(json.dumps(content, indent=1))
         return
-    from rich.console import Console
+    from study.console import stdout
 
-    console = Console()
+    console = stdout()
     console.print(render(content, console.width))
 
 

@@ -5,7 +5,7 @@ the writer makes no difference either. Nothing in them names a machine, a path o
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,53 +51,98 @@ def _schemas() -> "tuple[pa.Schema, pa.Schema]":
     return pa.schema(runs.items()), pa.schema(metrics.items())
 
 
-def export(runs_dir: Path, out: Path, sweeps: Sequence[str] | None = None) -> list[Path]:
-    """Write the runs of submitted sweeps.
+def export(
+    runs_dir: Path,
+    out: Path,
+    sweeps: Sequence[str] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Path]:
+    """Write the runs of submitted sweeps; what the files already hold of other points of them stays.
+
+    A finished run here replaces the one in a file; any other gives way to a finished one there. A run that has not
+    begun is no row: that it is missing follows from its sweep. A signature that is no longer a point of the sweep goes.
 
     Args:
         runs_dir: the folder of runs.
         out: where the files go.
         sweeps: names (``momentum``, ``momentum-quick``, or ``train`` for runs of no sweep); all sweeps by default.
+        say: told in one line a file what was kept of it.
 
     Returns:
         The files that were written or found up to date.
 
     Raises:
-        UserError: there is no such sweep, or nothing here nor there; a record or a config is damaged.
+        UserError: there is no such sweep, or nothing here nor there; a record, a config or a file is damaged.
         StorageError: a file cannot be written.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     schema, metrics_schema = _schemas()
     written = []
-    members = _members(runs_dir, sweeps)
-    if not members and not any(out.glob(f"*{RUNS}")):  # with files there, they stay: a fresh clone has nothing newer
-        raise UserError(f"{runs_dir}: holds no run of a submitted sweep; allowed is a folder of runs")
-    for place, entries in sorted(members.items(), key=lambda item: item[0].name):
+    here = {folder.name for folder in tracked.folders(runs_dir)}
+    placed = tracked.places(runs_dir)
+    for place, points in sorted(_members(runs_dir, here, placed, sweeps).items(), key=lambda item: item[0].name):
+        path = out / f"{place.name}{RUNS}"
+        before, old_histories = _before(path)
+        entries = {entry.signature: entry for entry in points}
+        if place.sweep == tracked.LONE:  # no record says which there are
+            entries = {sign: entry for sign, (entry, _) in before.items() if sign not in placed} | entries
         rows: list[dict[str, Any]] = []
-        histories: list[pa.Table] = []
-        for entry in sorted(entries, key=lambda entry: entry.signature):
-            folder = runs_dir / entry.signature
-            rows.append(_row(entry, tracked.facts(folder, tracked.params(folder))))
-            readings = sorted(journal.read(folder / "metrics.jsonl"), key=lambda reading: (reading.name, reading.step))
-            columns = {
-                "signature": [entry.signature] * len(readings),
-                "name": [reading.name for reading in readings],
-                "step": [reading.step for reading in readings],
-                "value": [reading.value for reading in readings],
-                "time_ms": [reading.time_ms for reading in readings],
-            }
-            histories.append(pa.table(columns, schema=metrics_schema))
+        histories = [metrics_schema.empty_table()]
+        kept = 0
+        for signature, entry in sorted(entries.items()):
+            folder = runs_dir / signature
+            known = tracked.facts(folder, tracked.params(folder)) if signature in here else None
+            old = before[signature][1] if signature in before else None
+            better = old is not None and old.state == "finished" and known is not None and known.state != "finished"
+            if known is not None and known.started_ms is not None and not better:
+                rows.append(_row(entry, known))
+                histories.append(_history(folder))
+            elif old is not None:
+                rows.append(_row(entry, old))
+                histories.append(old_histories.filter(pc.field("signature") == signature))
+                kept += 1
+        if not rows and not before:
+            continue
+        if kept or before.keys() - entries.keys():
+            gone = len(before.keys() - entries.keys())
+            say(
+                f"{path}: {kept} of its {len(before)} runs kept: {runs_dir} has no finished run of them"
+                + (f"; {gone} left out, which are no longer points of the sweep" if gone else "")
+            )
         with files.storage(out):
             out.mkdir(parents=True, exist_ok=True)
-        for suffix, table in (
-            (RUNS, pa.Table.from_pylist(rows, schema=schema)),
-            (METRICS, pa.concat_tables(histories).combine_chunks()),
-        ):
-            path = out / f"{place.name}{suffix}"
-            _write(path, table)
-            written.append(path)
+        metrics = path.with_name(f"{place.name}{METRICS}")
+        _write(metrics, pa.concat_tables(histories).combine_chunks())  # first: a row never lacks its history
+        _write(path, pa.Table.from_pylist(rows, schema=schema))
+        written += [path, metrics]
+    if not written and not any(out.glob(f"*{RUNS}")):  # with files there, they stay: a fresh clone has nothing newer
+        raise UserError(f"{runs_dir}: holds no run of a submitted sweep; allowed is a folder of runs")
     return written
+
+
+def _before(path: Path) -> "tuple[dict[str, tuple[Entry, Facts]], pa.Table]":
+    """The runs that a file holds, by signature, and their histories; nothing where there is none."""
+    runs_schema, metrics_schema = _schemas()
+    if not path.exists():
+        return {}, metrics_schema.empty_table()
+    runs = {row["signature"]: _entry(row) for row in _read(path, runs_schema).to_pylist()}
+    return runs, _read(path.with_name(path.name.removesuffix(RUNS) + METRICS), metrics_schema)
+
+
+def _history(folder: Path) -> "pa.Table":
+    import pyarrow as pa
+
+    readings = sorted(journal.read(folder / "metrics.jsonl"), key=lambda reading: (reading.name, reading.step))
+    columns = {
+        "signature": [folder.name] * len(readings),
+        "name": [reading.name for reading in readings],
+        "step": [reading.step for reading in readings],
+        "value": [reading.value for reading in readings],
+        "time_ms": [reading.time_ms for reading in readings],
+    }
+    return pa.table(columns, schema=_schemas()[1])
 
 
 def load(folder: Path) -> "tuple[pd.DataFrame, pd.DataFrame]":
@@ -145,21 +190,24 @@ def exported(folder: Path) -> list[Path]:
     return found
 
 
-def _members(runs_dir: Path, sweeps: Sequence[str] | None) -> dict[Place, list[Entry]]:
-    places = tracked.places(runs_dir)
+def _members(
+    runs_dir: Path, here: Iterable[str], placed: Mapping[str, list[Entry]], sweeps: Sequence[str] | None
+) -> dict[Place, list[Entry]]:
+    """The points of each sweep asked for, and the runs here that are of none."""
+    entries = [entry for those in placed.values() for entry in those if not entry.removed]
+    entries += [
+        tracked.lone(signature, tracked.params(runs_dir / signature)) for signature in here if signature not in placed
+    ]
     found: dict[Place, list[Entry]] = {}
-    for folder in tracked.folders(runs_dir):
-        for entry in places.get(folder.name) or [tracked.lone(folder.name, tracked.params(folder))]:
-            if not entry.removed:
-                found.setdefault(entry.place, []).append(entry)
+    for entry in entries:
+        found.setdefault(entry.place, []).append(entry)
     if sweeps is None:
-        found = {place: entries for place, entries in found.items() if place.sweep != tracked.LONE}
-        return found
+        return {place: those for place, those in found.items() if place.sweep != tracked.LONE}
     for name in sweeps:
         if not any(name in {place.name, place.sweep} for place in found):
             have = ", ".join(sorted(place.name for place in found)) or "none yet"
             raise UserError(f"{runs_dir}: sweep = {name}: allowed is {have}")
-    return {place: entries for place, entries in found.items() if {place.name, place.sweep} & set(sweeps)}
+    return {place: those for place, those in found.items() if {place.name, place.sweep} & set(sweeps)}
 
 
 def _row(entry: Entry, known: Facts) -> dict[str, Any]:
@@ -218,7 +266,7 @@ def _write(path: Path, table: "pa.Table") -> None:
         if path.exists() and _same(pq.read_table(path), table):
             return
     except (pa.ArrowInvalid, OSError):
-        pass  # damaged: written again
+        pass  # left behind without its other half, and damaged: written again
     sink = pa.BufferOutputStream()
     numbers = {"step": "DELTA_BINARY_PACKED", "time_ms": "DELTA_BINARY_PACKED", "value": "BYTE_STREAM_SPLIT"}
     encodings = {name: encoding for name, encoding in numbers.items() if name in table.column_names}

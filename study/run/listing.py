@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from study.console import UNBOUNDED
 from study.errors import UserError
 from study.run import journal, provenance, status, tracked
 from study.run.tracked import Entry, Facts
@@ -30,12 +31,15 @@ def runs(runs_dir: Path, files: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda run: (run["sweep"], run["scale"], run["name"], run["signature"]))
 
 
-def one(start: str, runs_dir: Path, files: Path) -> dict[str, Any]:
-    """All about the run whose signature begins with ``start``.
+def one(run: str, runs_dir: Path, files: Path) -> dict[str, Any]:
+    """All about the run whose signature begins with ``run``, or with the last part of that path.
 
     Raises:
         UserError: there is no such run, or more than one.
     """
+    start = Path(run).name
+    if not start:
+        raise UserError(f"command line: RUN = {run}: allowed is a signature or the beginning of one")
     here = [(folder, entry, known) for folder, entry, known in _here(runs_dir) if folder.name.startswith(start)]
     if here:
         folder, _, known = here[0]
@@ -71,13 +75,14 @@ def table(found: list[dict[str, Any]], width: int) -> "RenderableType":
     from rich.text import Text
 
     tables: dict[str, Table] = {}
+    piped = width >= UNBOUNDED
     for run in found:
         place = f"{run['sweep']}-{run['scale']}".rstrip("-")
         if place not in tables:
-            tables[place] = _empty(place, width >= WIDE)
+            tables[place] = _empty(place, width >= WIDE, piped)
         result = f"{run['metric']} {run['result']:.4g}" if run["result"] is not None else ""
         cells: list[Text | str] = [
-            run["signature"][:8],
+            run["signature"] if piped else run["signature"][:8],
             run["name"],
             Text(run["state"], STYLES.get(run["state"], "")),
             f"{run['step']}/{run['steps']}" if run["step"] != run["steps"] else str(run["steps"]),
@@ -94,11 +99,11 @@ def table(found: list[dict[str, Any]], width: int) -> "RenderableType":
     return Group(*tables.values())
 
 
-def _empty(place: str, wide: bool) -> "Table":
+def _empty(place: str, wide: bool, piped: bool) -> "Table":
     from rich import box
     from rich.table import Table
 
-    shown = Table(title=place, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    shown = Table(title=place, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=not piped)
     shown.add_column("run", width=8, style="dim")
     shown.add_column("name", overflow="ellipsis", no_wrap=True, ratio=1)
     shown.add_column("state", width=9)
@@ -108,6 +113,9 @@ def _empty(place: str, wide: bool) -> "Table":
         shown.add_column("try", width=3, justify="right")
         shown.add_column("minutes", width=7, justify="right")
         shown.add_column("started", width=16)
+    if piped:
+        for column in shown.columns:
+            column.width = None
     return shown
 
 

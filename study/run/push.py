@@ -99,7 +99,7 @@ class Push:
         seen = self._seen()
         if self.progress is not None and self.progress.seen == seen and not compare:
             return
-        self.report.updated += self.progress is not None
+        before = self._noted()
         if self.progress is None:
             self._create()
         self._describe()
@@ -110,6 +110,7 @@ class Push:
             self._figure()
         assert self.progress is not None
         self.progress.seen = seen
+        self.report.updated += before not in {None, self._noted()}
         self._note()
 
     def _adopt(self, held: "list[Known]") -> bool:
@@ -248,6 +249,10 @@ class Push:
         size = self.journal.stat().st_size if self.journal.exists() else 0
         end = _tail(self.journal, size)
         return _digest(repr((size, end, self.known.state, self.known.ended_ms, self.known.attempt, self.entry)))
+
+    def _noted(self) -> str | None:
+        """The note as text: it differs whenever the store was sent anything."""
+        return json.dumps(asdict(self.progress), sort_keys=True) if self.progress else None
 
     def _note(self) -> None:
         assert self.progress is not None

@@ -135,6 +135,12 @@ def lone(signature: str, params: Mapping[str, Any]) -> Entry:
     parts = {"K": params.get("dictionary.K"), "m": params.get("m"), "seed": params.get("seed", 0)}
     shown = " ".join(f"{key}={value}" for key, value in parts.items() if value is not None)
     name = f"{params.get('data.name', '')} {params.get('dictionary.kind', '')} {shown}".strip()
+    if params.get("encoder.arch") == "pixels":
+        name += " raw pixels"
+    elif params.get("optimiser.epochs") == 0:
+        name += " untrained"
+    if "probe.lr" in params:
+        name += f" probe lr={param(params['probe.lr'])}"
     return Entry(place, signature, name, {}, int(params.get("seed", 0)))
 
 
