@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import sys
+import time
 import zipfile
 from collections import Counter
 from io import BytesIO
@@ -200,9 +201,11 @@ def test_bad_files_are_named_or_skipped(name: str, content: bytes, kind: str, tm
     with pytest.raises(UserError) as error:
         run_pack(source)
     assert name in one_line(error) and "--skip-bad" in str(error.value)
-    assert not [path for path in root.iterdir() if path.is_dir()]  # nothing half made
-    packed, skipped = pack.pack(source, "made", root, size=None, test_share=0.1, skip_bad=True, advance=lambda _: None)
-    assert len(skipped) == 1 and skipped[0].startswith(f"{name}: ")
+    assert not list(root.iterdir())  # nothing half made, no lock left
+    packed, packed_from = pack.pack(
+        source, "made", root, size=None, test_share=0.1, skip_bad=True, advance=lambda _: None
+    )
+    assert len(packed_from.bad) == 1 and packed_from.bad[0].startswith(f"{name}: ")
     assert (len(packed.train.labels), len(packed.test.labels)) == (6, 2)
 
 
@@ -249,7 +252,7 @@ def test_packing_twice_is_no_fault_but_something_else_is(tmp_path: Path, root: P
     with pytest.raises(UserError, match="holds something else"):
         run_pack(source)
     assert images.load("made").digest == first.digest
-    assert sorted(path.name for path in root.iterdir()) == [".made.lock", "made"]
+    assert sorted(path.name for path in root.iterdir()) == ["made"]
 
 
 def _pack_in_process(source: Path) -> None:
@@ -267,13 +270,36 @@ def test_two_at_once_and_a_killed_one_before(tmp_path: Path, root: Path) -> None
         process.join()
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert len(images.load("made").train.labels) == 6
-    assert not (root / ".made.tmp").exists()
+    assert [path.name for path in root.iterdir()] == ["made"]
+
+
+def _count_alone(root: Path, times: int) -> None:
+    """A counter that is wrong as soon as two hold the lock at once."""
+    for _ in range(times):
+        with images.staging("made", root):
+            value = int((root / "count").read_text())
+            time.sleep(0.001)
+            (root / "count").write_text(str(value + 1))
+
+
+def test_a_lock_that_its_holder_removes_is_held_by_one_at_a_time(root: Path) -> None:
+    folder(root, {"count": b"0"})
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_count_alone, args=(root, 25)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert (root / "count").read_text() == "100" and [path.name for path in root.iterdir()] == ["count"]
 
 
 def test_unknown_name_names_the_command(root: Path) -> None:
     with pytest.raises(UserError) as error:
         images.load("nothing")
-    assert "data.name = nothing" in one_line(error) and "study data get nothing" in str(error.value)
+    assert "data.name = nothing" in one_line(error) and "study data pack SOURCE --name nothing" in str(error.value)
+    assert "data get" not in str(error.value) and "STUDY_DATA" in str(error.value)
+    with pytest.raises(UserError, match="`study data get mnist` gets it, or set STUDY_DATA"):
+        images.load("mnist")
     with pytest.raises(UserError, match="allowed is fashion-mnist, mnist"):
         sources.get("nothing")
     assert not root.exists()
@@ -472,7 +498,7 @@ def test_list_shows_what_is_at_hand(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not rows["stl10"]["at_hand"]
     study("data", "list")
     shown = capsys.readouterr().out
-    assert "my-photos" in shown and "stl10" in shown
+    assert "my-photos" in shown and "stl10" in shown and images.load("my-photos").digest[:12] in shown
 
 
 @pytest.mark.parametrize(
@@ -481,11 +507,43 @@ def test_list_shows_what_is_at_hand(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--size", "4"], "--size = 4: allowed is 8 to 1024"),
         (["--test-share", "1.5"], "--test-share = 1.5: allowed is between 0 and 1"),
         (["--name", "../x"], "--name = ../x: allowed is small letters"),
+        (["--name", ""], "--name = : allowed is small letters"),
+        (["--name", "mnist"], "--name = mnist: is a public data set"),
     ],
 )
 def test_options_out_of_range(arguments: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message.replace("..", r"\.\.")):
         study("data", "pack", str(folder(tmp_path / "in", layout())), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("called", "name"), [("sp ace ü", "sp-ace-u"), ("--Größe 2!.zip", "groe-2"), ("a.b_c", "a.b_c")]
+)
+def test_a_name_is_made_of_what_the_source_is_called(called: str, name: str, tmp_path: Path) -> None:
+    assert commands._name(tmp_path / called) == name
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+@pytest.mark.parametrize("roof", ["", "train/"])
+def test_one_class_and_classes_without_images_are_warned_of(
+    kind: str, roof: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {f"{roof}cat/{i}.png": encoded(picture(i)) for i in range(4)}
+    files |= {"test/cat/9.png": encoded(picture(9))} if roof else {}
+    if kind == "folder":
+        source = folder(tmp_path / "in", files)
+        (source / roof / "cow").mkdir()
+    else:
+        source = zipped(tmp_path / "in.zip", files)
+        with zipfile.ZipFile(source, "a") as archive:
+            archive.writestr(f"{roof}cow/", b"")
+    assert study("data", "pack", str(source)) == 0
+    warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == 2 and f"class folder {roof}cow holds no image" in warned[0] and "one class, cat" in warned[1]
+
+
+def test_what_has_two_full_classes_is_not_warned_of(tmp_path: Path) -> None:
+    assert pack.scan(folder(tmp_path / "in", layout())).warnings == []
 
 
 def test_skipped_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

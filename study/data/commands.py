@@ -80,10 +80,10 @@ def _get(args: argparse.Namespace) -> int:
 def _pack(args: argparse.Namespace) -> int:
     import re
 
-    from study.data import images, pack
+    from study.data import images, pack, sources
     from study.errors import UserError
 
-    name = args.name or re.sub(r"[^a-z0-9._-]+", "-", args.source.resolve().name.removesuffix(".zip").lower())
+    name = _name(args.source) if args.name is None else args.name
     for value, good, key, allowed in (
         (name, re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name), "--name", "small letters, digits, dot, dash, underscore"),
         (args.size, args.size is None or 8 <= args.size <= 1024, "--size", "8 to 1024"),
@@ -91,8 +91,12 @@ def _pack(args: argparse.Namespace) -> int:
     ):
         if not good:
             raise UserError(f"{key} = {value}: allowed is {allowed}")
+    if name in sources.SOURCES:
+        raise UserError(
+            f"--name = {name}: is a public data set, which `study data get {name}` gets; allowed is another"
+        )
     with _progress(name) as advance:
-        packed, bad = pack.pack(
+        packed, source = pack.pack(
             args.source,
             name,
             images.root_folder(),
@@ -101,11 +105,22 @@ def _pack(args: argparse.Namespace) -> int:
             skip_bad=args.skip_bad,
             advance=advance,
         )
-    for line in bad:
-        print(f"skipped {line}", file=sys.stderr)
-    skipped = f", {len(bad)} files skipped" if bad else ""
+    for line in [f"skipped {line}" for line in source.bad] + [f"warning: {line}" for line in source.warnings]:
+        print(line, file=sys.stderr)
+    skipped = f", {len(source.bad)} files skipped" if source.bad else ""
     print(f"{name}: {len(packed.train.labels)} training and {len(packed.test.labels)} test images{skipped}")
     return 0
+
+
+def _name(source: Path) -> str:
+    """What a folder or zip is called, in the letters that a name may have."""
+    import re
+    import unicodedata
+
+    plain = unicodedata.normalize(
+        "NFKD", source.resolve().name.removesuffix(".zip").lower()
+    )  # ü becomes u and two dots
+    return re.sub(r"[^a-z0-9._-]+", "-", plain.encode("ascii", "ignore").decode()).strip("-._")
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -130,17 +145,20 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(rows, ensure_ascii=False))
         return 0
-    from rich.console import Console
+    from rich import box
     from rich.table import Table
 
-    table = Table(title=f"Images in {root} (`study data get NAME` for another)")
+    from study.console import stdout
+
+    title = f"Images in {root} (`study data get NAME` for another)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("name", "at hand", "train", "test", "size", "classes", "digest"):
         table.add_column(column, justify="right" if column in ("train", "test", "size", "classes") else "left")
     for row in rows:
         values = [row.get(key, "") for key in ("name", "at_hand", "train", "test", "size", "classes")]
         values[1] = "yes" if row["at_hand"] else "no"
         table.add_row(*map(str, values), str(row.get("digest", ""))[:12])
-    Console().print(table)
+    stdout().print(table)
     return 0
 
 

@@ -67,9 +67,13 @@ def load(name: str, root: Path | None = None) -> Images:
     folder = root_folder(root) / name
     manifest = read_manifest(folder)
     if manifest is None:
+        from study.data.sources import SOURCES  # which itself imports this module
+
+        advice = f"`study data get {name}` gets it"
+        if name not in SOURCES:
+            advice = f"`study data pack SOURCE --name {name}` packs a folder or zip of images"
         raise UserError(
-            f"data.name = {name}: not in {root_folder(root)}; `study data get {name}` gets a public data set,"
-            f" `study data pack SOURCE --name {name}` packs your own images"
+            f"data.name = {name}: not in {root_folder(root)}; {advice}, or set STUDY_DATA to a folder that has it"
         )
     try:
         splits = {split: _open(folder, split, len(manifest["classes"])) for split in ("train", "test")}
@@ -165,8 +169,7 @@ def staging(name: str, root: Path) -> Iterator[Path]:
     temporary = root / f".{name}.tmp"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with (root / f".{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _locked(root / f".{name}.lock"):
             shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process: the lock is ours now
             temporary.mkdir()
             try:
@@ -175,6 +178,28 @@ def staging(name: str, root: Path) -> Iterator[Path]:
                 shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise UserError(f"{error.filename or root}: {error.strerror}") from None  # read-only, full, gone
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock file, which is gone after."""
+    while True:
+        with path.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is(path, lock.fileno()):
+                continue  # who held it has removed it, and another file may stand there now
+            try:
+                yield
+            finally:
+                path.unlink()
+            return
+
+
+def _is(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def store(

@@ -36,6 +36,8 @@ class Source:
     archive: zipfile.ZipFile | None
     bad: list[str] = field(default_factory=list)
     """What was skipped, with the reason."""
+    warnings: list[str] = field(default_factory=list)
+    """What can be packed but hardly is meant."""
 
     def read(self, name: str) -> BytesIO | Path:
         return BytesIO(self.archive.read(name)) if self.archive else self.path / name
@@ -50,7 +52,7 @@ def pack(
     test_share: float,
     skip_bad: bool,
     advance: Advance,
-) -> tuple[Images, list[str]]:
+) -> tuple[Images, Source]:
     """Pack ``path`` as ``root/name``.
 
     Args:
@@ -64,7 +66,7 @@ def pack(
         advance: told how many images more are done.
 
     Returns:
-        The data set, and the files that were skipped, each with its reason.
+        The data set, and what it was packed from, with the files that were skipped and warnings.
 
     Raises:
         UserError: no such source, no such layout, a bad file, several sizes without ``size``.
@@ -73,7 +75,7 @@ def pack(
     try:
         with images.staging(name, root) as temporary:
             train, test = (_decoded(source, split, size, skip_bad) for split in ("train", "test"))
-            return images.store(temporary, name, root, source.classes, train, test, advance), source.bad
+            return images.store(temporary, name, root, source.classes, train, test, advance), source
     finally:
         if source.archive:
             source.archive.close()
@@ -90,11 +92,13 @@ def scan(path: Path, test_share: float = 0.1) -> Source:
     """
     archive = None
     if path.is_dir():
-        walk = os.walk(path, followlinks=True)  # class folders are often links
+        walk = list(os.walk(path, followlinks=True))  # class folders are often links
+        folders = [Path(folder).relative_to(path).as_posix() for folder, _, _ in walk]
         names = [(Path(folder) / file).relative_to(path).as_posix() for folder, _, files in walk for file in files]
     elif zipfile.is_zipfile(path):
         archive = zipfile.ZipFile(path)
         names = [entry.filename for entry in archive.infolist() if not entry.is_dir()]
+        folders = [entry.filename for entry in archive.infolist() if entry.is_dir()]
     else:
         raise UserError(f"SOURCE = {path}: allowed is an image folder or a zip of one")
     parts = {name: PurePosixPath(name).parts for name in sorted(names) if _plain(name)}
@@ -116,7 +120,24 @@ def scan(path: Path, test_share: float = 0.1) -> Source:
     files = {split: [(name, classes.index(label)) for name, label in entries] for split, entries in found.items()}
     if "test" not in files:
         files = _hold_out(files["train"], test_share)
-    return Source(path, classes, files, archive)
+    splits = {"train", "test", "val"} if "train" in tops else set()
+    warnings = [f"class folder {name} holds no image" for name in _empty(folders, parts, depth, splits)]
+    if len(classes) == 1:
+        warnings.append(f"all images are of one class, {classes[0]}: kNN and linear accuracy will mean nothing")
+    return Source(path, classes, files, archive, warnings=warnings)
+
+
+def _empty(folders: list[str], parts: dict[str, tuple[str, ...]], depth: int, splits: set[str]) -> list[str]:
+    """Class folders without a file, sorted; they stand below one of the splits if there are any."""
+    filled = {part[:end] for part in parts.values() for end in range(len(part))}
+    roof = next(iter(parts.values()))[:depth]
+    found = []
+    for name in sorted(filter(_plain, folders)):
+        part = PurePosixPath(name).parts
+        inner = part[depth:]
+        if part[:depth] == roof and part not in filled and len(inner) == (2 if splits else 1):
+            found += [name.rstrip("/")] if not splits or inner[0] in splits else []
+    return found
 
 
 def _plain(name: str) -> bool:
