@@ -48,12 +48,14 @@ def draw(readings: Iterable[Reading], title: str) -> bytes | None:
     from study.report.style import METADATA, RC
 
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # what it says of its cache would disturb the terminal
+    last = max(steps[-1][0] for those in panels.values() for steps in those.values())
     rows, columns = math.ceil(len(panels) / 2), min(2, len(panels))
     with rc_context(RC):
         figure = Figure(figsize=(3.4 * columns, 2.1 * rows + 0.3))
         figure.suptitle(title, x=0.01, ha="left", fontsize=9)
         for place, (name, those) in enumerate(panels.items(), 1):
-            _panel(figure.add_subplot(rows, columns, place, title=name, xlabel="step"), those)
+            axes = figure.add_subplot(rows, columns, place, title=name, xlabel="step", xlim=(0, 1.02 * last + 1))
+            _panel(axes, those)
         out = io.BytesIO()
         figure.savefig(out, format="png", dpi=DPI, metadata=METADATA["png"])
         return out.getvalue()
