@@ -73,6 +73,26 @@ def test_failing_means_no_better_than_the_better_floor_and_a_margin(value: float
     }
 
 
+def test_a_floor_that_other_arms_share_singles_nothing_out() -> None:
+    """The verdict stays, and says which other arms pass the same test."""
+    floors = {"random": [58.0], "pixels": [80.0]}
+    runs = sweep({"zero": [60.0], "one": [70.0], "two": [float("nan")]}, floors)
+    better = judged(claim("at_floor", "zero", floors=["random", "pixels"], by=1.0), runs)
+    assert better.answer == "holds" and better.shared_by == ("one", "two")
+    assert "so do one, two: at this scale this floor tells nothing apart" in better.reason
+    assert "one 70.0" in better.evidence and better.as_json()["shared_by"] == ["one", "two"]
+    some = judged(claim("at_floor", "zero", floors=["random"], by=3.0), runs)
+    assert (
+        some.shared_by == ("two",) and "so does two: at this scale this floor does not tell them apart" in some.reason
+    )
+    alone = judged(claim("at_floor", "zero", floors=["random"], by=3.0), sweep({"zero": [60.0], "one": [70.0]}, floors))
+    assert alone.shared_by == () and "no other arm is at this floor" in alone.reason and "one 70" not in alone.evidence
+    fails = judged(claim("at_floor", "one", floors=["random"], by=3.0), sweep({"zero": [60.0], "one": [70.0]}, floors))
+    assert fails.answer == "fails" and fails.shared_by == ("zero",) and "so do" not in fails.reason
+    diverged = judged(claim("at_floor", "two", floors=["random", "pixels"], by=1.0), runs)
+    assert diverged.answer == "holds" and diverged.shared_by == ("zero", "one")
+
+
 def test_an_arm_that_diverged_has_failed_but_decides_no_other_claim() -> None:
     runs = sweep({"zero": [float("nan")], "one": [70.0]}, {"random": [58.0]})
     failed = judged(claim("at_floor", "zero", floors=["random"]), runs)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +62,40 @@ def test_every_sweep_has_its_figures(drawn: tuple[SweepRuns, list[Drawn]]) -> No
 
 def test_an_arm_that_diverged_is_seen(drawn: tuple[SweepRuns, list[Drawn]]) -> None:
     assert any(text.get_text() == "diverged" for text in texts(drawn[1][0]))
+
+
+def test_each_curve_stands_beside_the_floors_of_its_own_metric() -> None:
+    (sweep,) = load.load(STORED / "runs", STORED / "sweeps")
+    one = next(iter(figures.draw(sweep)))
+    written = {text.get_text(): text.get_color() for text in texts(one)}
+    for label in ("kNN", "linear"):
+        named = [text for text in written if re.fullmatch(rf"(random init|raw pixels), {label} [\d.]+", text)]
+        assert len(named) == 2 and {written[text] for text in named} == {written[label]}
+        dashed = {
+            float(np.mean(line.get_ydata())): line.get_color()
+            for line in one.figure.axes[0].lines
+            if line.get_linestyle() == "--"
+        }
+        for text in named:
+            height = float(text.rsplit(" ", 1)[1])
+            assert any(abs(y - height) < 0.06 and colour == written[text] for y, colour in dashed.items())
+
+
+def test_a_word_in_place_of_a_number_stands_at_no_value() -> None:
+    (sweep,) = load.load(STORED / "runs", STORED / "sweeps")
+    one = next(iter(figures.draw(sweep)))
+    assert "fails,\nno number" in [text.get_text() for text in texts(one)]
+    (cross,) = [line for line in one.figure.axes[1].lines if line.get_marker() == "x"]
+    assert list(cross.get_ydata()) == [0] and cross.get_transform() == one.figure.axes[1].get_xaxis_transform()
+
+
+def test_no_floor_strikes_the_length_of_the_run_through() -> None:
+    (sweep,) = load.load(STORED / "runs", STORED / "sweeps")
+    one = next(iter(figures.draw(sweep)))
+    (length,) = [text for text in texts(one) if "length of the run" in text.get_text()]
+    box = length.get_bbox_patch()
+    assert box is not None and mpl.colors.to_hex(box.get_facecolor()) == style.PAPER
+    assert length.get_zorder() > max(line.get_zorder() for line in one.figure.axes[0].lines)
 
 
 def test_nothing_is_cut_off_and_no_two_names_overlap(drawn: tuple[SweepRuns, list[Drawn]]) -> None:

@@ -3,7 +3,9 @@
 import csv
 import json
 import math
+import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -15,8 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from report_fixture import METRICS, ROOT, RUNS, STORED, write
 
+from study import cli
 from study.errors import UserError
-from study.report import document, histories, load, tables
+from study.report import document, histories, load, page, tables
 from study.report import write as report
 from study.report.load import SweepRuns
 from study.sweep import grid
@@ -192,10 +195,10 @@ def test_text_is_escaped_in_html_and_tables_in_markdown() -> None:
 def test_marked_blocks_of_a_readme_are_refreshed(made: Path, tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     marks = "<!-- include quick/tables/momentum.md -->\n{}<!-- end -->\n"
-    readme.write_text("before\n" + marks.format("old\n") + "after\n")
+    readme.write_text("before\n" + marks.format("stale\n") + "after\n")
     report.refresh(readme, made.parent)
     text = readme.read_text()
-    assert (made / "tables/momentum.md").read_text() in text and "old" not in text
+    assert (made / "tables/momentum.md").read_text() in text and "stale" not in text
     assert text.startswith("before\n<!-- include") and text.endswith("<!-- end -->\nafter\n")
     report.refresh(readme, made.parent)
     assert readme.read_text() == text
@@ -228,6 +231,73 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "x-quick.runs.parquet")
     with pytest.raises(UserError, match="labels"):
         load.load(tmp_path, SMALL)
+
+
+@pytest.mark.parametrize("harm", ["missing", "truncated", "empty", "another table"])
+def test_histories_that_cannot_be_read_are_one_line_and_nothing_is_written(tmp_path: Path, harm: str) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    shutil.copytree(STORED / "runs", runs)
+    file = runs / "momentum-quick.metrics.parquet"
+    if harm == "missing":
+        file.unlink()
+    elif harm == "another table":
+        pq.write_table(pa.table({"a": [1]}), file)
+    else:
+        file.write_bytes(file.read_bytes()[: 1000 if harm == "truncated" else 0])
+    with pytest.raises(UserError, match=r"momentum-quick\.metrics\.parquet") as error:
+        report.write(runs, out, SMALL)
+    assert "\n" not in str(error.value) and not out.exists()
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "/proc/nothing"])
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, out: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="allowed is a folder that can be written") as error:
+        report.write(STORED / "runs", tmp_path / out, SMALL)
+    assert "\n" not in str(error.value) and error.value.exit_code == 2
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def arguments(*more: str) -> list[str]:
+    return ["report", "--runs", str(STORED / "runs"), "--sweeps", str(SMALL), *more]
+
+
+def test_a_readme_that_is_absent_is_found_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments("--out", str(tmp_path / "out"), "--readme", str(tmp_path / "gone.md"))) == 2
+    assert "gone.md: no such file\n" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_reader_that_has_gone_makes_no_traceback(tmp_path: Path) -> None:
+    """As in `study report | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        command = [sys.executable, "-m", "study", *arguments("--out", str(tmp_path))]
+        done = subprocess.run(command, cwd=ROOT, stdout=gone, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
+    assert (tmp_path / "quick/report.html").is_file()
+
+
+def test_the_page_says_what_was_known_and_what_its_columns_mean(made: Path) -> None:
+    text = (made / "REPORT.md").read_text()
+    claims = text[text.index("## Claims") : text.index("| verdict |")].replace("\n", " ")
+    for words in ("commit 707d006", "0.65 / 0.71 / 0.766 / 0.773", "registered, not measured"):
+        assert words in claims
+    legend = (made / "tables/momentum.md").read_text().splitlines()[-1]
+    assert legend in text
+    for column in ("paper: ImageNet top-1 in %", "pretext (%): ", "key cosine: ", "lag/run: "):
+        assert column in legend
+    assert "by themselves say nothing about features" in text
+    assert "Measured cost of the finished runs: 0.18 core-hours." in text
+    assert "so do m = 0.9, m = 0.99: at this scale" in text and "so do m = 0.9" in (made / "report.html").read_text()
+
+
+@pytest.mark.parametrize("scale", ["quick", "gpu", "imagenet"])
+def test_deviations_are_numbered_without_gaps(scale: str) -> None:
+    numbers = [row[0] for row in page.deviations(scale).rows]
+    assert numbers == [str(i + 1) for i in range(len(numbers))] and len(numbers) > 3
 
 
 def test_the_command_makes_the_same_bytes_without_torch_and_mlflow(made: Path, tmp_path: Path) -> None:
@@ -287,7 +357,6 @@ def test_a_thousand_runs_are_read_and_reduced_in_seconds(tmp_path: Path) -> None
 
 
 if __name__ == "__main__":
-    import shutil
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:

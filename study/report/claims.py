@@ -132,6 +132,8 @@ class Verdict:
     reason: str
     numbers: tuple[Measured, ...]
     comparisons: tuple[Comparison, ...]
+    shared_by: tuple[str, ...] = ()
+    """Other arms of the sweep that pass the same test, with ``at_floor``: where many do, the floor tells little."""
 
     @property
     def evidence(self) -> str:

@@ -35,12 +35,23 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def report_command(args: argparse.Namespace) -> int:
-    """Write the report and print its tables and verdicts."""
+    """Write the report, then print its tables and verdicts.
+
+    Raises:
+        UserError: bad input; nothing is written then.
+    """
+    import sys
     import textwrap
 
+    from study.errors import UserError
     from study.report import tables, write
 
-    for each in write.write(args.runs, args.out, args.sweeps):
+    if args.readme and not args.readme.is_file():
+        raise UserError(f"--readme {args.readme}: no such file")
+    sections = write.write(args.runs, args.out, args.sweeps)
+    if args.readme:
+        write.refresh(args.readme, args.out)
+    for each in sections:
         print(f"{each.table.sweep.title} · scale {each.table.sweep.scale}\n")
         print(tables.to_text(each.table))
         for line in tables.missing(each.table):
@@ -49,7 +60,6 @@ def report_command(args: argparse.Namespace) -> int:
             print(textwrap.fill(f"{verdict.answer.upper():9} {verdict.statement}", 80, subsequent_indent=" " * 10))
             print(textwrap.fill(verdict.reason, 80, initial_indent=" " * 10, subsequent_indent=" " * 10))
         print()
-    if args.readme:
-        write.refresh(args.readme, args.out)
     print(f"written: {args.out}/*/REPORT.md, report.html, claims.json, tables/, figures/")
+    sys.stdout.flush()  # a reader that has gone (`| head`) is noticed here, not when the interpreter ends
     return 0

@@ -52,7 +52,9 @@ def training(sweep: SweepRuns) -> Drawn | None:
         f"{sweep.name}-training",
         figure,
         f"**{sweep.title}: training.** The loss is shown less ln(K+1), its value for a collapsed encoder; it "
-        "rises first, while the random keys leave the dictionary. Pretext accuracy counts strict wins only.",
+        "rises first, while the random keys leave the dictionary. Pretext accuracy counts strict wins only. Both "
+        "measure the pretext task against a dictionary that changes with the run: they fall and rise as keys become "
+        "consistent and negatives hard, and by themselves say nothing about features; kNN does.",
         f"Pretext accuracy (%) at the end: {spoken(sweep, CURVES[1])}. {text}",
     )
 

@@ -53,15 +53,15 @@ def errorbar(axes: Axes, x: Sequence[float], points: Sequence[tuple[float, float
     axes.errorbar(x, y, yerr=sd if sd.any() else None, color=colour, marker=marker)
 
 
-def floors(sweep: SweepRuns, axes: Axes) -> None:
-    """What no training, or no encoder, gives: dashed lines with their names at the right edge."""
-    factor = metrics.of(sweep.metric).factor
+def floors(sweep: SweepRuns, axes: Axes, name: str, colour: str = MUTED) -> None:
+    """What no training, or no encoder, gives in that metric: dashed lines with their names at the right edge."""
+    metric = metrics.of(name)
     for floor in sweep.floors:
-        values = sweep.values(floor, sweep.metric)
+        values = sweep.values(floor, name)
         if len(values):
-            height = float(values.mean()) * factor
-            axes.axhline(height, color=MUTED, linestyle="--", linewidth=0.9)
-            label_end(axes, math.inf, height, f"{floor.name} {height:.1f}", MUTED, 7.5)
+            height = float(values.mean()) * metric.factor
+            axes.axhline(height, color=colour, linestyle="--", linewidth=0.9)
+            label_end(axes, math.inf, height, f"{floor.name}, {metric.label} {height:.1f}", colour, 7.5)
 
 
 def grow(axes: Axes, room: float) -> float:

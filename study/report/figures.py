@@ -30,7 +30,7 @@ from study.report.drawing import (
 )
 from study.report.histories import CURVES, OLDEST
 from study.report.load import Arm, Label, SweepRuns, named, show
-from study.report.style import COLOURS, INK, MARKERS, MUTED, RC, finish, label_end
+from study.report.style import COLOURS, INK, MARKERS, MUTED, PAPER, RC, finish, label_end
 from study.report.tables import DIVERGED, paper_value
 
 MOST = 40
@@ -71,22 +71,23 @@ def _against_lag(sweep: SweepRuns) -> Drawn:
         colour, marker = COLOURS[3 - 2 * i], MARKERS[i]
         points = numbers_of(sweep, arms, name)
         errorbar(ours, [x[arm.labels["m"]] for arm in arms], points, colour, marker)
+        floors(sweep, ours, name, colour)
         ends += _end([x[arm.labels["m"]] for arm in arms], points, max(x.values()), metrics.of(name).label, colour)
     steps = max(arm.steps for arm in arms)
     if steps:
         ours.axvline(math.log10(steps), color=MUTED, linewidth=0.8, linestyle=":")
         ours.annotate(
             f"length of the run,\n{steps:,} steps",
-            (math.log10(steps), 1),
+            (math.log10(steps), 0),
             xycoords=("data", "axes fraction"),
-            xytext=(-4, -2),
+            xytext=(-4, 17 if any(arm.diverged for arm in arms) else 4),
             textcoords="offset points",
             ha="right",
-            va="top",
+            va="bottom",
             fontsize=7.5,
             color=MUTED,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1},  # a floor may run there
         )
-    floors(sweep, ours)
     span = grow(ours, 2)
     ours.set_xlim(min(x.values()) - 0.25, max(x.values()) + 0.25)
     for end in ends:
@@ -106,12 +107,13 @@ def _against_lag(sweep: SweepRuns) -> Drawn:
         theirs.set_ylim(middle - span * 0.75, middle + span * 0.25)
     for m, value in paper:
         if not is_number(value):
-            _no_number(theirs, _lag(m), str(value))
+            _no_number(theirs, _lag(m), f"{value},\nno number")
     theirs.set(ylabel="linear probe, top-1 (%)", title="Paper: ImageNet, ResNet-50")
     theirs.set_xlim(ours.get_xlim())
     _m_ticks(theirs, arms)
     text = f"{' and '.join(metrics.of(name).label for name in shown)}: {reduction(sweep)}"
-    text += " Dashed: floors. Both panels span the same number of points."
+    text += " Dashed: floors of each metric, in its colour. × on the bottom edge: no number. Both panels span the same "
+    text += "number of points."
     finish(figure, text)
     return Drawn(
         sweep.name,
@@ -131,15 +133,15 @@ def _end(
 
 
 def _no_number(axes: Axes, x: float, text: str) -> None:
-    """A cross at the bottom for an arm that has a word in place of a number, such as “fails”."""
-    axes.plot(x, 0.06, marker="x", color=COLOURS[0], transform=axes.get_xaxis_transform())
+    """A cross on the bottom edge, at no value, for an arm that has a word in place of a number, such as “fails”."""
+    axes.plot(x, 0, marker="x", color=COLOURS[0], transform=axes.get_xaxis_transform(), clip_on=False)
     axes.annotate(
         text,
-        (x, 0.06),
+        (x, 0),
         xycoords=("data", "axes fraction"),
-        xytext=(7, 0),
+        xytext=(5, 4),
         textcoords="offset points",
-        va="center",
+        va="bottom",
         color=COLOURS[0],
     )
 
@@ -181,7 +183,7 @@ def _lines(sweep: SweepRuns) -> Drawn:
         at = [over.index(arm.labels[x]) for arm in arms]
         errorbar(ours, at, points, COLOURS[i % 7], MARKERS[i % 7])
         ends += _end(at, points, len(over) - 1, named(line, name), COLOURS[i % 7])
-    floors(sweep, ours)
+    floors(sweep, ours, sweep.metric)
     metric = metrics.of(sweep.metric)
     ours.set(ylabel=metric.axis, title=f"Here: {setting(sweep)}")
     for axes in panels:
@@ -209,7 +211,7 @@ def _lines(sweep: SweepRuns) -> Drawn:
         theirs.set_ylim(low - grown, high + grown)
         for row in paper:
             if not is_number(row["value"]):
-                _no_number(theirs, over.index(row[x]), str(row["value"]))
+                _no_number(theirs, over.index(row[x]), f"{row['value']},\nno number")
         for end in ends:
             label_end(theirs, *end)
     text = f"{metric.label}: {reduction(sweep)}" + (" Dashed: floors." if sweep.floors else "")

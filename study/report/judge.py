@@ -39,6 +39,10 @@ def judge(name: str, claim: Claim, sweep: SweepRuns) -> Verdict:
         comparisons, answer, reason = [], "undecided", str(why)
     except _AtFloor as why:
         comparisons, answer, reason = [], "holds", str(why)
+    shared: list[str] = []
+    if claim.test == "at_floor" and (comparisons or answer == "holds"):
+        shared, words = trial.shared(answer)
+        reason += words
     return Verdict(
         id=name,
         sweep=sweep.name,
@@ -51,6 +55,7 @@ def judge(name: str, claim: Claim, sweep: SweepRuns) -> Verdict:
         reason=reason,
         numbers=tuple(trial.numbers.values()),
         comparisons=tuple(comparisons),
+        shared_by=tuple(shared),
     )
 
 
@@ -104,16 +109,47 @@ class _Trial:
         arm = self._find(where)
         if arm is None:
             raise _Undecided(f"missing arm: {wanted}")
-        values = self.sweep.values(arm, self.metric.name) * self.metric.factor
+        values = self._values(arm)
         if not len(values):
             if arm.diverged and self.claim.test == "at_floor" and not self.excuse:
                 raise _AtFloor(f"{wanted} diverged in {arm.diverged} of {arm.planned} seeds")
             raise _Undecided(f"{wanted}: {'diverged' if arm.diverged else arm.absent or 'no ' + self.metric.name}")
-        sd = float(values.std(ddof=1)) if len(values) > 1 else None
-        self.numbers[arm.name] = Measured(arm.name, float(values.mean()), sd, len(values))
+        self._show(arm, values)
         if len(values) < self.claim.seeds:
             raise _Undecided(f"{wanted}: n = {len(values)}; {self.claim.seeds} seeds decide")
         return _Mean(arm.name, float(values.mean()), len(values))
+
+    def _show(self, arm: Arm, values: np.ndarray) -> None:
+        sd = float(values.std(ddof=1)) if len(values) > 1 else None
+        self.numbers[arm.name] = Measured(arm.name, float(values.mean()), sd, len(values))
+
+    def shared(self, own: Answer) -> tuple[list[str], str]:
+        """The other arms that are at the floor as well, and the words that say so: the verdict does not single out an
+        arm that shares it."""
+        spread = _Spread(self.sweep, self.metric, float(at(self.claim.noise, self.sweep.scale)))
+        mine = self._find({key: at(value, self.sweep.scale) for key, value in self.claim.arms[0].items()})
+        samples = {arm.name: self._values(arm) for arm in self.sweep.floors if arm.floor in self.claim.floors}
+        floors = [_Mean(name, float(sample.mean()), len(sample)) for name, sample in samples.items() if len(sample)]
+        others = [arm for arm in self.sweep.measured if arm is not mine and (arm.diverged or len(self._values(arm)))]
+        found = []
+        for arm in others:
+            values = self._values(arm)
+            if len(values) and floors:
+                ((_, answer),) = self._compare([_Mean(arm.name, float(values.mean()), len(values))], floors, spread)
+                if answer == "holds":
+                    self._show(arm, values)
+                    found.append(arm.name)
+            elif not len(values):
+                found.append(arm.name)
+        if not found:
+            return found, "; no other arm is at this floor" if others else ""
+        if own != "holds":
+            return found, f"; at this floor: {', '.join(found)}"
+        words = f"; so {'does' if len(found) == 1 else 'do'} {', '.join(found)}: at this scale this floor "
+        return found, words + ("tells nothing apart" if len(found) == len(others) else "does not tell them apart")
+
+    def _values(self, arm: Arm) -> np.ndarray:
+        return self.sweep.values(arm, self.metric.name) * self.metric.factor
 
     def _compare(
         self, arms: Sequence[_Mean], floors: Sequence[_Mean], spread: "_Spread"

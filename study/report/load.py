@@ -22,6 +22,13 @@ from study.report import histories
 from study.report.histories import CURVES, Histories
 
 Label = str | int | float | bool | None
+_UNREADABLE = (OSError, KeyError, TypeError, pa.ArrowException, json.JSONDecodeError)
+"""What reading a file raises that is missing, torn, or not what was exported."""
+
+
+def _unreadable(file: Path, error: Exception) -> UserError:
+    why = (str(error).splitlines() or [""])[0]
+    return UserError(f"{file}: {type(error).__name__}: {why}; allowed is what `study runs export` writes")
 
 
 @dataclass(frozen=True)
@@ -121,8 +128,17 @@ class SweepRuns:
 
     @cached_property
     def histories(self) -> Histories:
-        """Read when first asked for."""
-        return histories.read(self.metrics_file, [run.signature for run in self.runs], [run.steps for run in self.runs])
+        """Read when first asked for.
+
+        Raises:
+            UserError: the file is missing, torn, or lacks a column.
+        """
+        try:
+            return histories.read(
+                self.metrics_file, [run.signature for run in self.runs], [run.steps for run in self.runs]
+            )
+        except _UNREADABLE as error:
+            raise _unreadable(self.metrics_file, error) from None
 
     def values(self, arm: Arm, metric: str) -> np.ndarray:
         """(n,) values of an arm's finished runs that did not diverge, in the order of the seeds.
@@ -199,10 +215,8 @@ def _read_sweep(file: Path, sweeps: Path) -> SweepRuns | None:
         first = rows[0]
         axes = tuple(json.loads(first["axes"]))
         name, scale, title, metric = (first[key] for key in ("sweep", "scale", "title", "metric"))
-    except (KeyError, TypeError, pa.ArrowInvalid, json.JSONDecodeError) as error:
-        raise UserError(
-            f"{file}: {type(error).__name__}: {error}; allowed is what `study runs export` writes"
-        ) from None
+    except _UNREADABLE as error:
+        raise _unreadable(file, error) from None
     if not axes:  # single runs, of no sweep: each is an arm of its own
         axes = ("run",)
         runs = tuple(dataclasses.replace(run, labels={"run": run.name}) for run in runs)

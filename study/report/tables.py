@@ -157,10 +157,28 @@ def missing(table: Table) -> list[str]:
     return found
 
 
+_LEGEND = {
+    "paper": "ImageNet top-1 in %, by linear probe unless the sweep says otherwise",
+    "n": "seeds",
+    "kNN (%)": "weighted kNN on frozen features, top-1",
+    "linear (%)": "linear classifier on frozen features, top-1",
+    "pretext (%)": "queries whose positive key wins against all negatives, at the end of the run",
+    "key cosine": "oldest stored keys against the same views encoded now",
+    "lag/run": "lag of the key encoder, 1/(1−m) steps, over the length of the run",
+}
+
+
+def legend(table: Table) -> str:
+    """What the printed columns mean, on one line."""
+    header, _ = printed(table)
+    return "; ".join(f"{name}: {_LEGEND[name]}" for name in header if name in _LEGEND) + "."
+
+
 def to_markdown(table: Table) -> str:
+    """The table, and below it what its columns mean."""
     header, body = printed(table)
     lines = [header, ["---"] * len(table.axes) + ["---:"] * (len(header) - len(table.axes)), *body]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{legend(table)}\n"
 
 
 def to_text(table: Table) -> str:

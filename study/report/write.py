@@ -1,6 +1,7 @@
 """Everything in ``results/``, from the exported runs and the sweeps' YAML: the same input gives the same bytes."""
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -26,7 +27,7 @@ def write(runs: Path, out: Path, sweeps: Path) -> list[Section]:
         The sections of all scales, for a terminal to show.
 
     Raises:
-        UserError: no runs, or a fault in one of the files.
+        UserError: no runs, a fault in one of the files, or ``out`` cannot be written; nothing is written then.
     """
     registered = claims.read(sweeps / "claims.yaml")
     order = list(dict.fromkeys(claim.sweep for claim in registered.values()))
@@ -34,6 +35,8 @@ def write(runs: Path, out: Path, sweeps: Path) -> list[Section]:
     for name, claim in registered.items():
         if not (sweeps / f"{claim.sweep}.yaml").is_file():
             raise UserError(f"{sweeps / 'claims.yaml'}: {name}.sweep = {claim.sweep}: allowed is a sweep in {sweeps}")
+    for sweep in found:
+        _ = sweep.histories  # read now: a torn file is found before anything is written
     written: list[Section] = []
     for scale, members in groupby(found, key=lambda sweep: sweep.scale):
         folder = out / scale
@@ -73,7 +76,12 @@ def _write_page(scale: str, sections: Sequence[Section], folder: Path) -> None:
 
 
 def _put(path: Path, content: str | bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path.parent}: {error.strerror}: allowed is a folder that can be written") from None
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UserError(f"{path.parent}: Permission denied: allowed is a folder that can be written")
     write_atomic(path, content, durable=False)
 
 
