@@ -120,6 +120,8 @@ def test_a_disk_that_fails_under_open_files_loses_nothing_that_a_checkpoint_rest
             record.start(room / "runs", config, command=command) as broken,
         ):
             small_training(broken, 60)
+            while not list(broken.dir.glob("checkpoints/*60-*.pt")):
+                time.sleep(0.001)
             mount("-o", "remount,abort", str(room))
             small_training(broken, 200)
         assert "\n" not in str(caught.value)
