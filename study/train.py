@@ -10,7 +10,8 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,11 +22,12 @@ from study.config import Config
 from study.data import images
 from study.data.stream import Batch, Stream
 from study.device import autocaster, configure_torch, pick_device
+from study.errors import UserError
 from study.evaluate import evaluate
 from study.model.moco import MoCo
 from study.progress import Progress
 from study.rng import generator
-from study.run import record, status
+from study.run import provenance, record, status
 from study.run.lock import RunLocked
 from study.run.record import RunRecord
 
@@ -57,6 +59,8 @@ class Outcome:
     dir: Path
     final: dict[str, float]
     exit_code: int
+    state: str = field(default="", compare=False)
+    """What became of it, in a word or two; empty when another process holds the run."""
 
 
 class Stopped(Exception):  # noqa: N818 - no error, like StopIteration
@@ -74,39 +78,57 @@ def train(config: Config, runtime: Runtime) -> Outcome:
     before = status.read(folder)
     begun_with = before.threads if before else None
     configure_torch(device, runtime.threads or begun_with)  # another number of threads gives other bits
-    if status.effective(folder) != "finished":
-        check(config, runtime.runs_dir)
+    digest = check(config, folder)
     try:
-        with record.start(runtime.runs_dir, config, command=list(runtime.command)) as run:
-            if not run.finished:
-                threads = torch.get_num_threads()
-                run.progress(threads=threads)
-                if begun_with not in (None, threads):
-                    run.note(f"begun with {begun_with} threads and continued with {threads}: other bits than unbroken")
-                try:
-                    if config.probe is None:
-                        final = pretrain(run, config, device, runtime)
-                    else:
-                        final = probe.train_probe(run, config, runtime.runs_dir, device)
-                    if not run.stop:
-                        run.finish(final)
-                except Stopped:
-                    pass
-            return Outcome(signature, folder, dict(run.final or {}), EXIT_CODE[run.stop])
+        with record.start(runtime.runs_dir, config, command=list(runtime.command), images=digest) as run:
+            if run.finished:
+                return Outcome(signature, folder, dict(run.final), 0, "finished already")
+            threads = torch.get_num_threads()
+            run.progress(threads=threads)
+            if begun_with not in (None, threads):
+                run.note(f"begun with {begun_with} threads and continued with {threads}: other bits than unbroken")
+            with suppress(Stopped):
+                if config.probe is None:
+                    final = pretrain(run, config, device, runtime)
+                else:
+                    final = probe.train_probe(run, config, runtime.runs_dir, device)
+                if not run.stop:
+                    run.finish(final)
+            state = "finished" if run.finished else "saved, to be continued"
+            return Outcome(signature, folder, dict(run.final), EXIT_CODE[run.stop], state)
     except RunLocked as locked:
         print(f"study: {locked}", file=sys.stderr)
         return Outcome(signature, folder, {}, 0)
 
 
-def check(config: Config, runs_dir: Path) -> None:
-    """Meet what can be wrong with the input before the run has a folder.
+def check(config: Config, folder: Path) -> str | None:
+    """Meet what can be wrong with the input before anything is made in the run's ``folder``.
+
+    Returns:
+        The images' digest; None of a finished run whose images have gone.
 
     Raises:
-        UserError: the images are absent or do not fit the config; a probe's pre-training is not finished.
+        UserError: the images are absent, do not fit the config, or are not those that the run began with; a probe's
+            pre-training is not finished.
     """
-    stream = Stream(images.load(config.data.name), config, "cpu", torch.float32)
-    if config.probe is not None:
-        probe.pretrained(config.pretraining, runs_dir, stream.device)
+    finished = status.effective(folder) == "finished"
+    try:
+        dataset = images.load(config.data.name)
+    except UserError:
+        if finished:
+            return None
+        raise
+    began_with = provenance.read(folder).get("images")
+    if began_with not in (None, dataset.digest):
+        raise UserError(
+            f"data.name = {config.data.name}: its images are {dataset.digest}, and {folder} began with {began_with};"
+            " allowed is another name for other images, or to remove that folder"
+        )
+    if not finished:
+        Stream(dataset, config, "cpu", torch.float32)
+        if config.probe is not None:
+            probe.pretrained(config.pretraining, folder.parent, torch.device("cpu"))
+    return dataset.digest
 
 
 def pretrain(run: RunRecord, config: Config, device: torch.device, runtime: Runtime) -> dict[str, float]:
@@ -145,7 +167,7 @@ class Pretraining:
                 lr=config.lr,
                 momentum=config.optimiser.momentum,
                 weight_decay=config.optimiser.weight_decay,
-                foreach=True,
+                fused=True,
             )
             if config.optimiser.epochs
             else None
@@ -231,7 +253,7 @@ class Pretraining:
             keys.append(out.keys)
             losses.append(torch.stack((out.loss.detach(), out.accuracy)))
         optimiser.step()
-        optimiser.zero_grad(set_to_none=False)
+        optimiser.zero_grad()
         model.store(torch.cat(keys) if micro > 1 else keys[0], batch.index, step)
         self._unread.append((step + 1, lr, torch.stack(losses).mean(0) if micro > 1 else losses[0]))
 

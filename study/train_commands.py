@@ -113,6 +113,9 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"study: MLflow: {report.error or '; '.join(report.problems)}", file=sys.stderr)
     if arguments.json:
         print(json.dumps({"signature": outcome.signature, "dir": str(outcome.dir), "final": outcome.final}))
+    elif outcome.state:
+        found = "".join(f"  {name} {value:.4g}" for name, value in outcome.final.items())
+        print(f"{outcome.state}: {outcome.dir}{found}")
     return outcome.exit_code
 
 

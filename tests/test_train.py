@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from study import train as trainer
 from study.config import Config, merge, resolve
 from study.data import images
 from study.data.images import Images, Split
+from study.errors import UserError
 from study.run import checkpoint, journal
 from study.run.record import RunRecord
 from study.train import Runtime, lr_at, train
@@ -120,6 +122,20 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     again = train(config, Runtime(tmp_path, threads=1))
     assert again == first
     assert {path: path.stat().st_mtime_ns for path in first.dir.rglob("*")} == before
+
+
+def test_other_images_under_the_name_of_a_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of the images is in a run's signature, their content is not: it is compared."""
+    train(small(), Runtime(tmp_path, threads=1))
+    monkeypatch.setattr(images, "load", lambda name: replace(noise(), digest="other"))
+    with pytest.raises(UserError, match=r"data.name = noise: its images are other, and .* began with none"):
+        train(small(), Runtime(tmp_path, threads=1))
+
+    def gone(name: str) -> Images:
+        raise UserError("no such images")
+
+    monkeypatch.setattr(images, "load", gone)
+    assert train(small(), Runtime(tmp_path, threads=1)).state == "finished already"
 
 
 def test_arms_of_one_seed_see_the_same_start_and_the_same_first_batch(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def settle(folder: Path, config: Config) -> None:
         raise UserError(f"{written}: signature = {found}: allowed is {config.signature}, as its folder is named")
 
 
-def begin(folder: Path, config: Config, command: Sequence[str]) -> Status:
+def begin(folder: Path, config: Config, command: Sequence[str], images: str | None) -> Status:
     """Record that a new attempt runs: provenance first, then the status."""
     before, now = statuses.read(folder), time.time()
     earlier = provenance.read(folder)
@@ -46,7 +46,7 @@ def begin(folder: Path, config: Config, command: Sequence[str]) -> Status:
         "state": "running",
     }
     attempts.append(attempt)
-    provenance.write(folder, {**origin, "attempt": number, "attempts": attempts})
+    provenance.write(folder, {**origin, "images": images, "attempt": number, "attempts": attempts})
     status = Status(
         signature=config.signature,
         state="running",

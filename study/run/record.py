@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def start(runs_dir: Path, config: Config, *, command: Sequence[str]) -> Iterator["RunRecord"]:
+def start(
+    runs_dir: Path, config: Config, *, command: Sequence[str], images: str | None = None
+) -> Iterator["RunRecord"]:
     """Open the run of ``config``, continuing it if it was begun.
 
     A finished run is only read: ``finished`` is true and nothing changes. Otherwise the run is this process's until
@@ -47,6 +49,7 @@ def start(runs_dir: Path, config: Config, *, command: Sequence[str]) -> Iterator
         runs_dir: where runs lie.
         config: names the run by its signature.
         command: what was typed, for the provenance.
+        images: digest of the data set, for the provenance.
 
     Raises:
         RunLocked: a live process holds it, or (from any later call) took it over while this one was suspended.
@@ -68,7 +71,7 @@ def start(runs_dir: Path, config: Config, *, command: Sequence[str]) -> Iterator
             return
         with StopRequest() as stop:
             attempts.settle(folder, config)
-            run = RunRecord(folder, attempts.begin(folder, config, command), stop)
+            run = RunRecord(folder, attempts.begin(folder, config, command, images), stop)
             run._writers = _Writers(run, lock, seconds)
             try:
                 yield run
