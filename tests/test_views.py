@@ -187,3 +187,16 @@ def test_evaluation_view_equals_torchvision(source: tuple[int, int], crop: float
     ours = evaluation_view(images, 32, crop, *IDENTITY, torch.float32)
     theirs = CenterCrop(32)(Resize(round(32 / crop), antialias=True)(images.float() / 255))
     assert ours.shape == (5, 3, 32, 32) and (ours - theirs).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("recipe", ["v1", "v2"])
+def test_pairs_equal_two_calls(recipe: str) -> None:
+    augment, images, random = (
+        Augment(Views(recipe=recipe), 24, *IDENTITY, torch.float32),
+        pictures(70, 32, 28),
+        generator(),
+    )
+    one, two = augment(images, random), augment(images, random)
+    x_q, x_k = augment.pairs(images, generator())
+    assert torch.allclose(x_q, one, atol=1e-6) and torch.allclose(x_k, two, atol=1e-6)
+    assert x_q.is_contiguous(memory_format=torch.channels_last) and x_k.is_contiguous(memory_format=torch.channels_last)

@@ -69,10 +69,8 @@ class Stream:
         if self.device.type == "cuda":
             pixels = pixels.pin_memory()
         pixels = pixels.to(self.device, non_blocking=True)
-        random = generator(self._seed, "views", step)
-        return Batch(
-            index.to(self.device, non_blocking=True), self._augment(pixels, random), self._augment(pixels, random)
-        )
+        x_q, x_k = self._augment.pairs(pixels, generator(self._seed, "views", step))
+        return Batch(index.to(self.device, non_blocking=True), x_q, x_k)
 
     def batches(self, start: int, stop: int, *, prefetch: bool = True) -> Iterator[Batch]:
         """The batches of steps ``start`` … ``stop`` − 1.

@@ -11,7 +11,7 @@ of 13 taps where PIL approximates one by boxes.
 import itertools
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ class Parameters:
     sigma: Tensor  # (B,) pixels of the view
 
 
-def sample(views: Views, n: int, height: int, width: int, generator: torch.Generator) -> Parameters:
+def sample(views: Views, n: int, height: int, width: int, generator: torch.Generator, *, times: int = 1) -> Parameters:
     """Draw the parameters of ``n`` views of images of ``height`` × ``width`` pixels.
 
     Args:
@@ -59,8 +59,11 @@ def sample(views: Views, n: int, height: int, width: int, generator: torch.Gener
         n: number of images.
         height, width: of the source, pixels.
         generator: on the CPU: the same draws whatever device the images are on.
+        times: draw so many times, one after the other: rows ``n`` … 2n − 1 are the second draw.
     """
-    u = torch.rand(2 * ATTEMPTS + 12, n, generator=generator, dtype=torch.float64)
+    shape = (2 * ATTEMPTS + 12, n)
+    u = torch.cat([torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(times)], 1)
+    n *= times
     top, left, crop_height, crop_width = _crop(views.crop_min, height, width, u)
     flip, grey, jittered, order, brightness, contrast, saturation, hue, blurred, sigma = u[2 * ATTEMPTS + 2 :]
     v1 = views.recipe == "v1"
@@ -118,72 +121,87 @@ class Augment:
     ) -> None:
         """Args: the recipe; height and width of a view; mean and SD per channel in 0..1; dtype of the result."""
         self.views, self.size, self.dtype = views, size, dtype
-        self.mean, self.std = mean, std
+        self.mean, self.scale = torch.tensor(mean).view(3, 1, 1), 1 / torch.tensor(std).view(3, 1, 1)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """One view of each image, channels_last, on the images' device."""
         n, _, height, width = images.shape
         return self.apply(images, sample(self.views, n, height, width, generator))
 
+    def pairs(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Two views of each image, equal to those of two calls, in less time."""
+        n, _, height, width = images.shape
+        x_q, x_k = self.apply(images, sample(self.views, n, height, width, generator, times=2)).chunk(2)
+        return x_q, x_k
+
     def apply(self, images: Tensor, p: Parameters) -> Tensor:
         """The views that ``p`` describes: (B, 3, H, W) uint8 → (B, 3, size, size), computed in fp32.
+
+        With more rows in ``p`` than images, the images are taken again from the first.
 
         Brightness, contrast and saturation are one kind of operation, so all images take their three of them together.
         Only the turn of the hue comes in between, at one of four places: images are sorted by that place, and each
         place turns a slice. A piece of the batch goes through everything while it lies in the processor's cache.
         """
-        n, device = len(images), images.device
-        colourless = p.grey if self.views.recipe == "v1" else p.hue == 0
+        n, device, v1 = len(p.flip), images.device, self.views.recipe == "v1"
+        colourless = p.grey if v1 else p.hue == 0
         place = torch.where(colourless, 4, (p.order == HUE).int().argmax(1))  # (B,) 4: no turn, it would change nothing
         sorted_rows = torch.argsort(place, stable=True)
         edges = [0, *torch.bincount(place, minlength=5).cumsum(0).tolist()]
         table = _table(p)[sorted_rows].to(device, non_blocking=True)  # (B, columns): one copy to the device
+        top, left, crop_height, crop_width, flip, hue, sigma, *factors = table.T
+        height, width = images.shape[2:]
+        down = resampling(top, crop_height, height, self.size, torch.zeros_like(flip))
+        across = resampling(left, crop_width, width, self.size, flip)
         grey, rows = p.grey[sorted_rows], sorted_rows.to(device, non_blocking=True)
-        back = torch.argsort(sorted_rows).to(device, non_blocking=True)
         views = torch.empty(n, self.size, self.size, 3, dtype=self.dtype, device=device)
+        mean, scale = self.mean.to(device, non_blocking=True), self.scale.to(device, non_blocking=True)
         length = n if device.type == "cuda" else max(1, CACHED // self.size**2)
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             for start in range(0, n, length):
-                stop = min(start + length, n)
-                turning = [
-                    slice(max(low - start, 0), max(min(high, stop) - start, 0)) for low, high in pairwise(edges[:5])
-                ]
-                greyed = grey[start:stop].nonzero()[:, 0].to(device, non_blocking=True)
-                piece = images.index_select(0, rows[start:stop])
-                x = self._piece(piece, table[start:stop], greyed, turning)
-                for channel, plane in enumerate(x):  # to the dtype first: a strided copy that also converts is slow
-                    plane.sub_(self.mean[channel]).mul_(1 / self.std[channel])
-                    views[start:stop, ..., channel] = plane.to(self.dtype)
-        return views.index_select(0, back).permute(0, 3, 1, 2)
+                piece = slice(start, min(start + length, n))
 
-    def _piece(self, images: Tensor, table: Tensor, grey: Tensor, turning: list[slice]) -> Tensor:
-        """Some of the images, up to the normalisation: (n, 3, H, W) uint8 → planes of colour (3, n, size, size)."""
-        n, _, height, width = images.shape
-        top, left, crop_height, crop_width, flip, hue, sigma, *factors = table.T
-        to_rows = interpolation(top, crop_height, height, self.size, torch.zeros_like(flip))  # (n, size, H)
-        to_columns = interpolation(left, crop_width, width, self.size, flip)  # (n, size, W)
-        wide = torch.bmm(images.float().view(n, 3 * height, width), to_columns.mT.div_(255))
-        x = torch.empty(3, n, self.size, self.size, device=images.device)
-        for channel, tall in enumerate(wide.view(n, 3, height, self.size).unbind(1)):
-            torch.bmm(to_rows, tall, out=x[channel])
-        x = x.flatten(2)  # (3, n, size²)
-        if self.views.recipe == "v1":
-            _grey(x, grey)
-        for place, rows in enumerate(turning):
-            if rows.stop > rows.start:
-                colour.turn_hue(x[:, rows], hue[rows])
-            if place < 3:
-                colour.blend(x, *factors[3 * place : 3 * place + 3])
-        if self.views.recipe == "v2":
-            _grey(x, grey)
-            x = x.view(3, n, self.size, self.size)
-            blur = blurring(sigma, self.size)  # (n, size, size)
-            x = torch.stack([torch.bmm(torch.bmm(blur, plane), blur.mT) for plane in x])
-        return x.view(3, n, self.size, self.size)
+                def within(low: int, high: int, piece: slice = piece) -> slice:
+                    return slice(max(low - piece.start, 0), max(min(high, piece.stop) - piece.start, 0))
+
+                x = _resample(images.index_select(0, rows[piece] % len(images)), down.of(piece), across.of(piece))
+                if v1:
+                    _grey(x, within(edges[4], n))
+                for i in range(4):
+                    turning = within(edges[i], edges[i + 1])
+                    if turning.stop > turning.start:
+                        colour.turn_hue(x[:, turning], hue[piece][turning])
+                    if i < 3:
+                        colour.blend(x, *(factor[piece] for factor in factors[3 * i : 3 * i + 3]))
+                if not v1:
+                    _grey(x, grey[piece].nonzero()[:, 0].to(device, non_blocking=True))
+                    x = _blur(x, sigma[piece], self.size)
+                x = x.sub_(mean).mul_(scale).to(self.dtype)  # first: a strided copy that also converts is slow
+                x = x.view(3, -1, self.size, self.size).permute(1, 2, 3, 0).contiguous()
+                views.index_copy_(0, rows[piece], x)
+        return views.permute(0, 3, 1, 2)
 
 
-def _grey(x: Tensor, rows: Tensor) -> None:
-    x.index_copy_(1, rows, colour.luma(x.index_select(1, rows)).expand(3, -1, -1))
+def _resample(images: Tensor, down: "Resampling", across: "Resampling") -> Tensor:
+    """Crop, resize and flip: (n, 3, H, W) uint8 → planes of colour (3, n, size²) in 0..1."""
+    n, _, height, width = images.shape
+    size = down.centre.shape[1]
+    to_rows, to_columns = down.matrix(height), across.matrix(width)  # (n, size, H), (n, size, W)
+    wide = torch.bmm(images.float().view(n, 3 * height, width), to_columns.mT.div_(255))
+    x = torch.empty(3, n, size, size, device=images.device)
+    for channel, tall in enumerate(wide.view(n, 3, height, size).unbind(1)):
+        torch.bmm(to_rows, tall, out=x[channel])
+    return x.flatten(2)
+
+
+def _blur(x: Tensor, sigma: Tensor, size: int) -> Tensor:
+    blur = blurring(sigma, size)  # (n, size, size)
+    planes = x.view(3, -1, size, size)
+    return torch.stack([torch.bmm(torch.bmm(blur, plane), blur.mT) for plane in planes]).flatten(2)
+
+
+def _grey(x: Tensor, rows: Tensor | slice) -> None:
+    x[:, rows] = colour.luma(x[:, rows])
 
 
 def _table(p: Parameters) -> Tensor:
@@ -198,29 +216,43 @@ def _table(p: Parameters) -> Tensor:
     return torch.cat((torch.stack([column.float() for column in columns], 1), blends.flatten(1)), 1)
 
 
-def interpolation(start: Tensor, length: Tensor, size_in: int, size_out: int, reverse: Tensor) -> Tensor:
-    """Antialiased bilinear resampling of a stretch of pixels as a matrix, one an image.
+class Resampling(NamedTuple):
+    """Antialiased bilinear resampling of a stretch of pixels, one an image; :meth:`matrix` makes it one."""
+
+    centre: Tensor  # (B, size_out) where each pixel of the view lies, in pixels of the source
+    reach: Tensor  # (B, 1) from that centre to where the weight ends
+    outside: Tensor | None  # (B, size_in) inf beyond the stretch, 0 within it; None: centres see to it
+
+    def of(self, rows: slice) -> "Resampling":
+        """That of some of the images."""
+        return Resampling(self.centre[rows], self.reach[rows], None if self.outside is None else self.outside[rows])
+
+    def matrix(self, size_in: int) -> Tensor:
+        """(B, size_out, size_in): rows of weights that sum to 1; none lies outside the stretch."""
+        pixel = torch.arange(size_in, device=self.centre.device) + 0.5  # centres
+        distance = (pixel - self.centre[:, :, None]).abs_()  # (B, size_out, size_in)
+        if self.outside is None:  # two pixels that sum to 1
+            return distance.neg_().add_(1).clamp_(min=0)
+        weight = distance.div_(self.reach[:, :, None]).add_(self.outside[:, None]).neg_().add_(1).clamp_(min=0)
+        return weight.div_(weight.sum(-1, keepdim=True))  # a triangle, cut at the ends of the stretch
+
+
+def resampling(start: Tensor, length: Tensor, size_in: int, size_out: int, reverse: Tensor) -> Resampling:
+    """What resamples a stretch of pixels.
 
     Args:
         start, length: (B,) the stretch, pixels of the source.
         size_in, size_out: pixels of the source, and of the view that the stretch fills.
         reverse: (B,) 1 mirrors the view, 0 does not.
-
-    Returns:
-        (B, size_out, size_in) rows of weights that sum to 1; none lies outside the stretch.
     """
     start, length, reverse = start[:, None], length[:, None], reverse[:, None]  # (B, 1)
-    pixel = torch.arange(size_in, device=start.device) + 0.5  # centres
     target = torch.arange(size_out, device=start.device) + 0.5
     centre = start + length / size_out * torch.lerp(target, size_out - target, reverse)  # (B, size_out)
-    if size_in <= size_out:  # two pixels that sum to 1; beyond the centre of the last one, that one alone
-        centre = torch.clamp(centre, start + 0.5, start + length - 0.5)
-        return (pixel - centre[:, :, None]).abs_().neg_().add_(1).clamp_(min=0)
     reach = (length / size_out).clamp(min=1)
-    inside = torch.where((pixel > start) & (pixel < start + length), 1.0, -torch.inf)  # (B, size_in)
-    distance = (pixel - centre[:, :, None]).abs_().div_(reach[:, :, None])  # (B, size_out, size_in)
-    weight = torch.sub(inside[:, None], distance).clamp_(min=0)  # a triangle, cut at the ends of the stretch
-    return weight.div_(weight.sum(-1, keepdim=True))
+    if size_in <= size_out:  # never wider than a pixel: beyond the centre of the last one, that one alone
+        return Resampling(torch.clamp(centre, start + 0.5, start + length - 0.5), reach, None)
+    pixel = torch.arange(size_in, device=start.device) + 0.5
+    return Resampling(centre, reach, torch.where((pixel > start) & (pixel < start + length), 0.0, torch.inf))
 
 
 def blurring(sigma: Tensor, size: int) -> Tensor:
