@@ -235,16 +235,19 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", ["missing", "truncated", "empty", "another table"])
 def test_histories_that_cannot_be_read_are_one_line_and_nothing_is_written(tmp_path: Path, harm: str) -> None:
+    """Even if it is the last that is torn."""
     runs, out = tmp_path / "runs", tmp_path / "out"
     shutil.copytree(STORED / "runs", runs)
-    file = runs / "momentum-quick.metrics.parquet"
+    lone = [{**run, "sweep": "train", "scale": "", "axes": "[]", "labels": "{}"} for run in runs_of(runs)]
+    pq.write_table(pa.Table.from_pylist(lone, schema=RUNS), runs / "train.runs.parquet")
+    file = Path(shutil.copy(runs / "momentum-quick.metrics.parquet", runs / "train.metrics.parquet"))
     if harm == "missing":
         file.unlink()
     elif harm == "another table":
         pq.write_table(pa.table({"a": [1]}), file)
     else:
         file.write_bytes(file.read_bytes()[: 1000 if harm == "truncated" else 0])
-    with pytest.raises(UserError, match=r"momentum-quick\.metrics\.parquet") as error:
+    with pytest.raises(UserError, match=r"train\.metrics\.parquet") as error:
         report.write(runs, out, SMALL)
     assert "\n" not in str(error.value) and not out.exists()
 
