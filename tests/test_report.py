@@ -278,7 +278,8 @@ def test_a_reader_that_has_gone_makes_no_traceback(tmp_path: Path) -> None:
     os.close(reader)
     with os.fdopen(writer, "w") as gone:
         command = [sys.executable, "-m", "study", *arguments("--out", str(tmp_path))]
-        done = subprocess.run(command, cwd=ROOT, stdout=gone, stderr=subprocess.PIPE, text=True)
+        buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+        done = subprocess.run(command, cwd=ROOT, env=buffered, stdout=gone, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (141, "")
     assert (tmp_path / "quick/report.html").is_file()
 
