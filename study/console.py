@@ -16,4 +16,4 @@ def stdout() -> "Console":
     from rich.console import Console
 
     piped = not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdigit()
-    return Console(width=UNBOUNDED if piped else None)
+    return Console(width=UNBOUNDED if piped else None, highlight=False)

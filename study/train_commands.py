@@ -140,8 +140,9 @@ def _list(config: Any) -> None:
     """Every key: its value in this config and the sentence that explains it."""
     from pydantic import BaseModel
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+
+    from study.console import stdout
 
     table = Table("key", "value", "meaning", box=box.SIMPLE)
 
@@ -154,6 +155,6 @@ def _list(config: Any) -> None:
                 table.add_row(f"{prefix}{name}", "null" if value is None else str(value), field.description)
 
     add(config, "")
-    console = Console()
+    console = stdout()
     console.print(table)
     console.print(f"signature {config.signature}", highlight=False)

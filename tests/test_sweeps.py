@@ -30,8 +30,9 @@ def test_the_sweeps_of_the_study_are_there() -> None:
 @EACH
 @pytest.mark.parametrize("scale", SCALES)
 def test_it_dry_runs_and_makes_nothing(
-    path: Path, scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    path: Path, scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     parser = argparse.ArgumentParser()
     commands.register(parser.add_subparsers())
     runs = tmp_path / "runs"

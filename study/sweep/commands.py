@@ -220,8 +220,7 @@ def _wait(sweep: "Sweep", arguments: argparse.Namespace) -> int:
 
 def status_command(arguments: argparse.Namespace) -> int:
     """``study sweep status``."""
-    from rich.console import Console
-
+    from study.console import stdout
     from study.sweep import table, watch
 
     sweep = _load(arguments)
@@ -230,7 +229,7 @@ def status_command(arguments: argparse.Namespace) -> int:
     elif arguments.watch:
         watch.watch(lambda: _plan(sweep, arguments), everything=arguments.all)
     else:
-        Console(highlight=False).print(table.of_status(_plan(sweep, arguments), everything=arguments.all))
+        stdout().print(table.of_status(_plan(sweep, arguments), everything=arguments.all))
     return 0
 
 
@@ -307,11 +306,10 @@ def _plan(sweep: "Sweep", arguments: argparse.Namespace) -> "Plan":
 
 
 def _show(plan: "Plan", arguments: argparse.Namespace) -> None:
-    from rich.console import Console
-
+    from study.console import stdout
     from study.sweep import table
 
-    Console(highlight=False).print(table.of_plan(plan, _workers(plan, arguments), everything=arguments.all))
+    stdout().print(table.of_plan(plan, _workers(plan, arguments), everything=arguments.all))
 
 
 def _workers(plan: "Plan", arguments: argparse.Namespace) -> int:

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from rich.console import Console
 from rich.live import Live
 
+from study.console import stdout
 from study.sweep import table
 from study.sweep.plan import Plan
 
@@ -26,7 +26,7 @@ def watch(look: Callable[[], Plan], *, everything: bool = False) -> Plan:
     Returns:
         The last look.
     """
-    console = Console(highlight=False)
+    console = stdout()
     said = ""
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
