@@ -19,11 +19,14 @@ from study.device import configure_torch
 from study.evaluate import encode, evaluate, frozen
 from study.model import encoder
 from study.run import record
+from study.sweep import grid
 from study.train import READ_EVERY
 
 RUNS = "runs"
-EVERY, CHECKPOINT_S = 48, 60.0
-"""Steps between readings of consistency, and seconds between checkpoints, as at scale `quick`."""
+CHECKPOINT_S = 60.0
+"""Seconds between checkpoints, the trainer's default."""
+SCALES = ("quick", "cpu")
+"""Each says how many steps lie between two readings of consistency."""
 LINES = 2000
 """Steps that are journalled to time it."""
 
@@ -83,15 +86,19 @@ def overhead(bench: Bench) -> None:
             bench.repeats,
         )
     step = seconds["step"] / READ_EVERY
-    parts = {
-        "consistency": 100 * seconds["consistency"] / EVERY / step,
-        "journal": 100 * seconds["journal"] / LINES / step,
-        "checkpoints": 100 * seconds["checkpoint"] / CHECKPOINT_S,
-    }
-    note = ", ".join(f"{name} {np.median(part):.2f} %" for name, part in parts.items())
-    bench.add(
-        "diagnostics, journal and checkpoints ÷ step", np.sum(list(parts.values()), 0), "%", at_most=2.0, note=note
-    )
+    for scale in SCALES:
+        parts = {
+            "consistency": seconds["consistency"] / grid.scale_overlay(scale)["consistency"]["every_steps"] / step,
+            "journal": seconds["journal"] / LINES / step,
+            "checkpoints": seconds["checkpoint"] / CHECKPOINT_S,
+        }
+        bench.add(
+            f"diagnostics, journal and checkpoints ÷ step, scale {scale}",
+            100 * np.sum(list(parts.values()), 0),
+            "%",
+            at_most=2.0,
+            note=", ".join(f"{name} {100 * np.median(part):.2f} %" for name, part in parts.items()),
+        )
 
 
 def _journal(bench: Bench, config: Config) -> Callable[[], float]:
