@@ -183,23 +183,29 @@ class Watcher:
         self.command = [*STUDY, "runs", "sync", "--watch", "--interval", "0.5", "--json"]
         self.command += ["--runs-dir", str(runs_dir), "--uri", uri]
         runs_dir.mkdir(parents=True, exist_ok=True)
-        self.start()
 
     def start(self) -> None:
         self.process = subprocess.Popen(
             self.command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    def restart_after_kill(self) -> None:
+    def kill(self) -> None:
         self.process.kill()
         self.process.communicate()
-        self.start()
 
     def stop(self) -> None:
         """End it with its last complete pass."""
         self.process.send_signal(signal.SIGINT)
         said = self.process.communicate()[1]
         assert self.process.returncode == 0, said
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
 
 
 @dataclass

@@ -27,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import count
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -60,61 +61,74 @@ def kills(
     """Kill training at random moments of its life until ``hard`` kill -9 and ``polite`` others have struck."""
     chance, runs = random.Random(0), folder / "killed"
     kept = store.resolve(runs)
-    watcher = Watcher(runs, kept.uri)
     struck: Counter[str] = Counter()
-    moments: Counter[str] = Counter()
+    hit: Counter[str] = Counter()
     differing: dict[str, list[str]] = {}
     wrong: list[str] = []
-    for number, mechanism in enumerate(mechanisms):
-        due = [signal.SIGKILL] * len(range(number, hard, len(mechanisms)))
-        due += [list(POLITE)[i % len(POLITE)] for i in range(number, polite, len(mechanisms))]
-        chance.shuffle(due)
-        seed = 0
-        while due:
-            overrides = (*MECHANISMS[mechanism], *length, f"seed={seed}")
-            whole, broken = Trainee(folder / "unbroken", overrides), Trainee(runs, overrides)
-            began = time.time()
-            whole.finish()
-            known = status.read(whole.folder)
-            assert known is not None and known.steps
-            for at in sorted(chance.uniform(-0.15, 1.1) * known.steps for _ in due):
-                process = broken.start()
-                if at < 0:
-                    time.sleep(chance.uniform(0.0, known.started - began))
-                else:
-                    broken.reached(process, min(at, known.steps))
-                    time.sleep(chance.uniform(0.0, 0.3 if at < known.steps else 1.0))
-                moment = status.read(broken.folder)
-                if process.poll() is not None:
-                    process.communicate()
-                    break  # it was faster; the rest is for another seed
-                process.send_signal(due[-1])
-                said = process.communicate()[1]
-                moments[moment.phase or "start" if moment and moment.pid == process.pid else "start"] += 1
-                moments["saving"] += bool(list(broken.folder.glob(f"checkpoints/{files.TEMPORARY}")))
-                wrong += _impolite(broken.folder, process, due[-1], said)
-                struck[due.pop().name] += 1
-                if struck.total() % 10 == 0:
-                    watcher.restart_after_kill()
-            broken.finish()
-            if names := broken.differs(whole):
-                differing[f"{mechanism} seed={seed}"] = names
-            seed += 1
-    watcher.stop()
-    figures = {"signals": dict(struck), "hit": dict(moments), "runs not bit-equal": differing, "wrong exits": wrong}
+    with Watcher(runs, kept.uri) as watcher:
+        for number, mechanism in enumerate(mechanisms):
+            due = [signal.SIGKILL] * len(range(number, hard, len(mechanisms)))
+            due += [list(POLITE)[i % len(POLITE)] for i in range(number, polite, len(mechanisms))]
+            chance.shuffle(due)
+            for seed in count():
+                overrides = (*MECHANISMS[mechanism], *length, f"seed={seed}")
+                whole, broken = Trainee(folder / "unbroken", overrides), Trainee(runs, overrides)
+                began = time.time()
+                whole.finish()
+                known = status.read(whole.folder)
+                assert known is not None and known.steps
+                for at in sorted(chance.uniform(-0.15, 1.1) * known.steps for _ in due):
+                    late = chance.uniform(0.0, known.started - began if at < 0 else 0.3 if at < known.steps else 1.0)
+                    moment = _strike(broken, due[-1], min(at, known.steps), late, wrong)
+                    if moment is None:
+                        break  # it was faster; the rest is for another seed
+                    hit[moment] += 1
+                    hit["saving"] += bool(list(broken.folder.glob(f"checkpoints/{files.TEMPORARY}")))
+                    struck[due.pop().name] += 1
+                    if struck.total() % 10 == 0:
+                        watcher.kill()
+                        watcher.start()
+                broken.finish()
+                if names := broken.differs(whole):
+                    differing[f"{mechanism} seed={seed}"] = names
+                if not due:
+                    break
+        watcher.stop()
     counts = tracked_points(kept.uri, runs)
-    return {**figures, "MLflow": counts, "passed": not differing and not wrong and _exact(counts)}
+    return {
+        "signals": dict(struck),
+        "hit": dict(hit),
+        "runs": counts["runs"],
+        "runs not bit-equal": differing,
+        "wrong exits": wrong,
+        "MLflow": counts,
+        "passed": not differing and not wrong and _exact(counts),
+    }
 
 
-def _impolite(folder: Path, process: "subprocess.Popen[str]", sent: signal.Signals, said: str) -> list[str]:
-    """What is wrong with how a run ended that was asked to stop."""
-    known, code = status.read(folder), process.returncode
-    if sent == signal.SIGKILL or known is None or known.pid != process.pid or known.phase is None:
-        return []  # killed, or before it listened
-    if known.state == "finished" and code == 0:
-        return []  # the last step had been done
-    allowed = POLITE[sent]
-    return [] if (code, known.state) == allowed else [f"{sent.name}: {(code, known.state)}, not {allowed}: {said}"]
+def _strike(broken: Trainee, sent: signal.Signals, at: float, late: float, wrong: list[str]) -> str | None:
+    """A new attempt that is sent a signal so many seconds after a step, or after its start if that is negative.
+
+    Returns:
+        What it was doing; None if it had finished before.
+    """
+    process = broken.start()
+    if at >= 0:
+        broken.reached(process, at)
+    time.sleep(late)
+    if process.poll() is not None:
+        process.communicate()
+        return None
+    moment = status.read(broken.folder)
+    process.send_signal(sent)
+    said, known = process.communicate()[1], status.read(broken.folder)
+    if moment is None or moment.pid != process.pid or moment.phase is None:
+        return "start"  # it did not listen to signals yet
+    assert known is not None
+    ended = process.returncode, known.state
+    if sent != signal.SIGKILL and ended not in {POLITE[sent], (0, "finished")}:  # or the last step had been done
+        wrong.append(f"{sent.name}: {ended}, not {POLITE[sent]}: {said}")
+    return moment.phase
 
 
 def _exact(counts: Mapping[str, int]) -> bool:
@@ -170,7 +184,7 @@ def server(folder: Path, repeats: int = 3, points: int = 3, epochs: int = 6) -> 
             name: _spread(wall[disturbed]) for disturbed, name in ((False, "quiet"), (True, "disturbed"))
         },
         "ratio": round(ratio, 4),
-        "MLflow": dict(sum((Counter(count) for count in counts), Counter())),
+        "MLflow": {name: sum(each[name] for each in counts) for name in counts[0]},
         "passed": ratio <= SLOWER and all(map(_exact, counts)),
     }
 
