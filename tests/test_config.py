@@ -217,7 +217,7 @@ def test_whatever_a_tree_holds_it_is_a_config_or_one_clear_line(tree: Any) -> No
         (["train", "a.yaml", "b.yaml"], "study: command line: 'b.yaml': allowed is one config file"),
         (["train", "--threads", "0"], "study: command line: --threads = 0: allowed is a positive number"),
         (["train", "--device", "tpu"], "study: command line: --device = tpu: allowed is auto, cpu, cuda or cuda:N"),
-        (["train", "data.name=absent"], "study data get absent"),
+        (["train", "data.name=absent"], "study: data.name = absent: not in data; `study data pack"),
     ],
 )
 def test_bad_input_exits_with_2_and_makes_nothing(tmp_path: Path, arguments: list[str], message: str) -> None:
