@@ -162,15 +162,16 @@ def server(folder: Path, repeats: int = 3, points: int = 3, epochs: int = 6) -> 
             with Server(served, nice=19) as there, paces(runs) as seen:
                 command = (*STUDY, "sweep", "submit", str(sweep), "--scale", "quick", "--runs-dir", str(runs))
                 environment = ENVIRONMENT | {store.VARIABLE: there.uri}
-                launcher = subprocess.Popen(
-                    (*command, "--workers", "1"), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
-                )
+                with (folder / "launcher.log").open("ab") as log:
+                    launcher = subprocess.Popen(
+                        (*command, "--workers", "1"), cwd=ROOT, env=environment, stdout=log, stderr=log
+                    )
                 for down in (1, 3, 5) if disturbed else ():
                     _until(runs, launcher, steps * down / 8)
                     there.kill()
                     _until(runs, launcher, steps * (down + 1) / 8)
                     there.start()
-                assert launcher.wait() == 0
+                assert launcher.wait() == 0, (folder / "launcher.log").read_text()
                 counts.append(tracked_points(there.uri, runs))
             own[disturbed] += [1000 * (pace.seconds - pace.waited) / pace.steps for pace in seen.values()]
             ended = [known for path in runs.glob("*/status.json") if (known := status.read(path.parent))]
