@@ -11,7 +11,6 @@ of 13 taps where PIL approximates one by boxes.
 import itertools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,14 +18,13 @@ from torch.nn import functional
 
 from study.config import Views
 from study.data import colour
+from study.data.resample import Resampling, blurring, resampling
 
 RATIO = (3 / 4, 4 / 3)
 """Aspect of a crop, width over height, uniform in its logarithm."""
 ATTEMPTS = 10
 """Draws of a crop until one lies within the image; then the largest allowed centre crop (as torchvision)."""
 BLUR_SIGMA = (0.1, 2.0)
-BLUR_REACH = 6
-"""Pixels to either side that a blur looks at: three times the largest sigma."""
 CACHED = 2**16
 """Pixels of a piece that the CPU works on at a time: a plane of colour takes 256 KiB."""
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
@@ -143,7 +141,15 @@ class Augment:
         Only the turn of the hue comes in between, at one of four places: images are sorted by that place, and each
         place turns a slice. A piece of the batch goes through everything while it lies in the processor's cache.
         """
-        n, device, v1 = len(p.flip), images.device, self.views.recipe == "v1"
+        n, device = len(p.flip), images.device
+        views = torch.empty(n, self.size, self.size, 3, dtype=self.dtype, device=device)
+        with torch.inference_mode(), torch.autocast(device.type, enabled=False):  # many small calls: cheaper so
+            self._write(views, images, p)
+        return views.permute(0, 3, 1, 2)
+
+    def _write(self, views: Tensor, images: Tensor, p: Parameters) -> None:
+        """Fill ``views`` (B, size, size, 3)."""
+        n, device, v1 = len(views), images.device, self.views.recipe == "v1"
         colourless = p.grey if v1 else p.hue == 0
         place = torch.where(colourless, 4, (p.order == HUE).int().argmax(1))  # (B,) 4: no turn, it would change nothing
         sorted_rows = torch.argsort(place, stable=True)
@@ -154,35 +160,32 @@ class Augment:
         down = resampling(top, crop_height, height, self.size, torch.zeros_like(flip))
         across = resampling(left, crop_width, width, self.size, flip)
         grey, rows = p.grey[sorted_rows], sorted_rows.to(device, non_blocking=True)
-        views = torch.empty(n, self.size, self.size, 3, dtype=self.dtype, device=device)
         mean, scale = self.mean.to(device, non_blocking=True), self.scale.to(device, non_blocking=True)
         length = n if device.type == "cuda" else max(1, CACHED // self.size**2)
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            for start in range(0, n, length):
-                piece = slice(start, min(start + length, n))
+        for start in range(0, n, length):
+            piece = slice(start, min(start + length, n))
 
-                def within(low: int, high: int, piece: slice = piece) -> slice:
-                    return slice(max(low - piece.start, 0), max(min(high, piece.stop) - piece.start, 0))
+            def within(low: int, high: int, piece: slice = piece) -> slice:
+                return slice(max(low - piece.start, 0), max(min(high, piece.stop) - piece.start, 0))
 
-                x = _resample(images.index_select(0, rows[piece] % len(images)), down.of(piece), across.of(piece))
-                if v1:
-                    _grey(x, within(edges[4], n))
-                for i in range(4):
-                    turning = within(edges[i], edges[i + 1])
-                    if turning.stop > turning.start:
-                        colour.turn_hue(x[:, turning], hue[piece][turning])
-                    if i < 3:
-                        colour.blend(x, *(factor[piece] for factor in factors[3 * i : 3 * i + 3]))
-                if not v1:
-                    _grey(x, grey[piece].nonzero()[:, 0].to(device, non_blocking=True))
-                    x = _blur(x, sigma[piece], self.size)
-                x = x.sub_(mean).mul_(scale).to(self.dtype)  # first: a strided copy that also converts is slow
-                x = x.view(3, -1, self.size, self.size).permute(1, 2, 3, 0).contiguous()
-                views.index_copy_(0, rows[piece], x)
-        return views.permute(0, 3, 1, 2)
+            x = _resample(images.index_select(0, rows[piece] % len(images)), down.of(piece), across.of(piece))
+            if v1:
+                _grey(x, within(edges[4], n))
+            for i in range(4):
+                turning = within(edges[i], edges[i + 1])
+                if turning.stop > turning.start:
+                    colour.turn_hue(x[:, turning], hue[piece][turning])
+                if i < 3:
+                    colour.blend(x, *(factor[piece] for factor in factors[3 * i : 3 * i + 3]))
+            if not v1:
+                _grey(x, grey[piece].nonzero()[:, 0].to(device, non_blocking=True))
+                x = _blur(x, sigma[piece], self.size)
+            x = x.sub_(mean).mul_(scale).to(self.dtype)  # first: a strided copy that also converts is slow
+            x = x.view(3, -1, self.size, self.size).permute(1, 2, 3, 0).contiguous()
+            views.index_copy_(0, rows[piece], x)
 
 
-def _resample(images: Tensor, down: "Resampling", across: "Resampling") -> Tensor:
+def _resample(images: Tensor, down: Resampling, across: Resampling) -> Tensor:
     """Crop, resize and flip: (n, 3, H, W) uint8 → planes of colour (3, n, size²) in 0..1."""
     n, _, height, width = images.shape
     size = down.centre.shape[1]
@@ -214,56 +217,6 @@ def _table(p: Parameters) -> Tensor:
     )  # (B, 3, 3)
     columns = (p.top, p.left, p.height, p.width, p.flip, p.hue, p.sigma)
     return torch.cat((torch.stack([column.float() for column in columns], 1), blends.flatten(1)), 1)
-
-
-class Resampling(NamedTuple):
-    """Antialiased bilinear resampling of a stretch of pixels, one an image; :meth:`matrix` makes it one."""
-
-    centre: Tensor  # (B, size_out) where each pixel of the view lies, in pixels of the source
-    reach: Tensor  # (B, 1) from that centre to where the weight ends
-    outside: Tensor | None  # (B, size_in) inf beyond the stretch, 0 within it; None: centres see to it
-
-    def of(self, rows: slice) -> "Resampling":
-        """That of some of the images."""
-        return Resampling(self.centre[rows], self.reach[rows], None if self.outside is None else self.outside[rows])
-
-    def matrix(self, size_in: int) -> Tensor:
-        """(B, size_out, size_in): rows of weights that sum to 1; none lies outside the stretch."""
-        pixel = torch.arange(size_in, device=self.centre.device) + 0.5  # centres
-        distance = (pixel - self.centre[:, :, None]).abs_()  # (B, size_out, size_in)
-        if self.outside is None:  # two pixels that sum to 1
-            return distance.neg_().add_(1).clamp_(min=0)
-        weight = distance.div_(self.reach[:, :, None]).add_(self.outside[:, None]).neg_().add_(1).clamp_(min=0)
-        return weight.div_(weight.sum(-1, keepdim=True))  # a triangle, cut at the ends of the stretch
-
-
-def resampling(start: Tensor, length: Tensor, size_in: int, size_out: int, reverse: Tensor) -> Resampling:
-    """What resamples a stretch of pixels.
-
-    Args:
-        start, length: (B,) the stretch, pixels of the source.
-        size_in, size_out: pixels of the source, and of the view that the stretch fills.
-        reverse: (B,) 1 mirrors the view, 0 does not.
-    """
-    start, length, reverse = start[:, None], length[:, None], reverse[:, None]  # (B, 1)
-    target = torch.arange(size_out, device=start.device) + 0.5
-    centre = start + length / size_out * torch.lerp(target, size_out - target, reverse)  # (B, size_out)
-    reach = (length / size_out).clamp(min=1)
-    if size_in <= size_out:  # never wider than a pixel: beyond the centre of the last one, that one alone
-        return Resampling(torch.clamp(centre, start + 0.5, start + length - 0.5), reach, None)
-    pixel = torch.arange(size_in, device=start.device) + 0.5
-    return Resampling(centre, reach, torch.where((pixel > start) & (pixel < start + length), 0.0, torch.inf))
-
-
-def blurring(sigma: Tensor, size: int) -> Tensor:
-    """A Gaussian blur along one side as a matrix, one an image: (B,) → (B, size, size); edges are reflected."""
-    offset = torch.arange(-BLUR_REACH, BLUR_REACH + 1, device=sigma.device)
-    kernel = torch.exp(-0.5 * (offset / sigma.clamp(min=1e-3).view(-1, 1)) ** 2)
-    kernel = kernel / kernel.sum(-1, keepdim=True)  # (B, 13)
-    source = torch.arange(size, device=sigma.device).view(-1, 1) + offset  # (size, 13), beyond the edges
-    source = size - 1 - (size - 1 - source.abs()).abs()
-    place = torch.eye(size, device=sigma.device)[source.T]  # (13, size, size)
-    return (kernel @ place.flatten(1)).view(-1, size, size)
 
 
 def evaluation_view(
