@@ -1,4 +1,4 @@
-"""Crop, resize, flip and blur as matrices, one an image: a picture's rows and columns are resampled one after the other."""
+"""Crop, resize, flip and blur as matrices, one an image: first along the rows of a picture, then along its columns."""
 
 from typing import NamedTuple
 
