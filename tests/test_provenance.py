@@ -46,6 +46,18 @@ def test_changed_code_is_dirty_and_its_diff_is_kept(project):
     assert "+VALUE = 2" in provenance.code()["diff"], "staged changes are changes"
 
 
+def test_a_report_made_again_leaves_the_code_clean(project):
+    """Otherwise the second sweep of `make reproduce-all` is dirty by the results of the first."""
+    (project / "results").mkdir()
+    (project / "results" / "REPORT.md").write_text("old\n")
+    git(project, "add", ".")
+    git(project, "commit", "-m", "results")
+    (project / "results" / "REPORT.md").write_text("new\n")
+    assert provenance.code()["dirty"] is False
+    (project / "study" / "__init__.py").write_text("VALUE = 2\n")
+    assert "REPORT" not in provenance.code()["diff"]
+
+
 def test_an_untracked_file_alone_is_not_dirty(project):
     (project / "note.txt").write_text("")
     found = provenance.code()

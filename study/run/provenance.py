@@ -24,6 +24,9 @@ LONGEST_DIFF = 2**20
 MOST_UNTRACKED = 200
 PACKAGES = ("torch", "torchvision", "mlflow", "numpy", "submitit", "moco-study")
 
+_CODE = (".", ":(exclude)results")
+"""What numbers come from: a report that was made again leaves the code clean."""
+
 _ROOT = Path(study.__file__).resolve().parent.parent
 
 
@@ -57,12 +60,12 @@ def code() -> dict[str, Any]:
             return {key: found.get(key, default) for key, default in unknown.items()}
     with suppress(OSError, subprocess.SubprocessError):
         _git("ls-files", "--error-unmatch", "study/__init__.py")  # fails where another project's checkout is around it
-        lines = _git("status", "--porcelain=v2", "--branch", "--untracked-files=all").splitlines()
+        lines = _git("status", "--porcelain=v2", "--branch", "--untracked-files=all", "--", *_CODE).splitlines()
         head = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
         untracked = [line[2:] for line in lines if line.startswith("? ")]
         dirty = any(line[0] in "12u" for line in lines if line)
         commit = None if head.get("branch.oid") == "(initial)" else head.get("branch.oid")
-        diff = _git("diff", "--no-ext-diff", "--no-color", commit) if dirty and commit else None
+        diff = _git("diff", "--no-ext-diff", "--no-color", commit, "--", *_CODE) if dirty and commit else None
         if diff is not None and len(diff) > LONGEST_DIFF:
             diff = f"{diff[:LONGEST_DIFF]}\n(cut: {len(diff)} characters in all)\n"
         return {
