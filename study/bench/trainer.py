@@ -23,6 +23,9 @@ from study.sweep import grid
 from study.train import READ_EVERY
 
 RUNS = "runs"
+STEPS, SHORT_TURNS = 4, 4
+"""Steps of a turn of the tiny ResNet, half a second, and by how much more turns than repeats: what disturbs one of many
+short turns does not move their median."""
 CHECKPOINT_S = 60.0
 """Seconds between checkpoints, the trainer's default."""
 SCALES = ("quick", "cpu")
@@ -34,22 +37,23 @@ LINES = 2000
 def trainer(bench: Bench) -> None:
     """Images/s of the trainer ÷ encoder alone; one thread on a CPU."""
     configure_torch(bench.device, 1)
-    gpu = "bf16" if bench.device.type == "cuda" else "fp32"
-    other = "fp32" if gpu == "bf16" else "bf16"
-    name = "trainer ÷ encoder"
-    seconds = _against_encoder(bench, f"{name}, tiny ResNet", config_of(TINY, precision=gpu), READ_EVERY, 0.90)
-    images_of = READ_EVERY * 256
-    bench.add("trainer, tiny ResNet", images_of / seconds["trainer"], "images/s")
-    bench.add("encoder alone, tiny ResNet", images_of / seconds["alone"], "images/s")
-    _against_encoder(bench, f"{name}, tiny ResNet, {other}", config_of(TINY, precision=other), READ_EVERY, None)
-    _against_encoder(bench, f"{name}, ResNet-18 with CIFAR's stem", config_of(RESNET18, precision=gpu), 1, 0.97)
-    config = config_of(TINY, precision=gpu, dictionary__K=65536)
-    twice = sides.products(config, bench.device)
-    _against_encoder(bench, "trainer ÷ (encoder + 2 products), tiny ResNet, K 65536", config, 4, 0.75, twice)
+    usual = "bf16" if bench.device.type == "cuda" else "fp32"
+    other = "fp32" if usual == "bf16" else "bf16"
+    tiny, large = config_of(TINY, precision=usual), config_of(TINY, precision=usual, dictionary__K=65536)
+    often = SHORT_TURNS * bench.repeats
+    seconds = _against_encoder(bench, "trainer ÷ encoder, tiny ResNet", tiny, STEPS, often, 0.90)
+    bench.add("trainer, tiny ResNet", STEPS * 256 / seconds["trainer"], "images/s")
+    bench.add("encoder alone, tiny ResNet", STEPS * 256 / seconds["alone"], "images/s")
+    other_tiny = config_of(TINY, precision=other)
+    _against_encoder(bench, f"trainer ÷ encoder, tiny ResNet, {other}", other_tiny, STEPS, often, None)
+    resnet18 = config_of(RESNET18, precision=usual)
+    _against_encoder(bench, "trainer ÷ encoder, ResNet-18 with CIFAR's stem", resnet18, 1, bench.repeats, 0.97)
+    name = "trainer ÷ (encoder + 2 products), tiny ResNet, K 65536"
+    _against_encoder(bench, name, large, STEPS, often, 0.75, sides.products(large, bench.device))
 
 
 def _against_encoder(
-    bench: Bench, name: str, config: Config, steps: int, goal: float | None, also: Steps | None = None
+    bench: Bench, name: str, config: Config, steps: int, turns: int, goal: float | None, also: Steps | None = None
 ) -> dict[str, Any]:
     alone = sides.encoder_alone(config, bench.device)
 
@@ -59,7 +63,7 @@ def _against_encoder(
             also(steps)
 
     with sides.trainer(config, bench.folder / RUNS, bench.device) as (take, _):
-        seconds = take_turns({"trainer": timed(lambda: take(steps)), "alone": timed(reference)}, bench.repeats)
+        seconds = take_turns({"trainer": timed(lambda: take(steps)), "alone": timed(reference)}, turns)
     bench.add(name, seconds["alone"] / seconds["trainer"], "", at_least=goal)
     return seconds
 
