@@ -14,6 +14,7 @@ was broken, and then the folder is kept.
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -181,6 +182,9 @@ def server(folder: Path, repeats: int = 4, points: int = 3, epochs: int = 6) -> 
             ended = [known for path in runs.glob("*/status.json") if (known := status.read(path.parent))]
             wall[disturbed] += [1000 * known.train_seconds / known.step for known in ended]
     ratio = statistics.median(own[True]) / statistics.median(own[False])
+    error = ratio * math.hypot(
+        *(statistics.stdev(values) / statistics.mean(values) / math.sqrt(len(values)) for values in own.values())
+    )
     return {
         "sweeps": 2 * repeats,
         "server kills": 3 * repeats,
@@ -189,6 +193,7 @@ def server(folder: Path, repeats: int = 4, points: int = 3, epochs: int = 6) -> 
             name: _spread(wall[disturbed]) for disturbed, name in ((False, "quiet"), (True, "disturbed"))
         },
         "ratio": round(ratio, 4),
+        "its standard error": round(error, 4),
         "MLflow": {name: sum(each[name] for each in counts) for name in counts[0]},
         "passed": ratio <= SLOWER and all(map(_exact, counts)),
     }
