@@ -22,6 +22,7 @@ def training(sweep: SweepRuns) -> Drawn | None:
     groups = _groups(sweep)
     if not names or not _readable(groups):
         return None
+    place = _places(groups)
     figure = Figure(figsize=(WIDTH, 2.75 if len(groups) == 1 else 1.0 + 1.75 * len(names)))
     rows, columns = (1, len(names)) if len(groups) == 1 else (len(names), len(groups))
     grid = figure.subplots(rows, columns, squeeze=False, sharex=False, sharey="row" if len(groups) > 1 else False)
@@ -29,7 +30,8 @@ def training(sweep: SweepRuns) -> Drawn | None:
         for i, name in enumerate(names):
             axes = grid[0][i] if len(groups) == 1 else grid[i][g]
             metric = metrics.of(name)
-            for j, (text, arm) in enumerate(arms):
+            for text, arm in arms:
+                j = place[text]
                 with np.errstate(invalid="ignore"):
                     x = mean_of(histories.share[name], arm) * max((run.epochs for run in arm.runs), default=0)
                     y = mean_of(histories.value[name], arm) * metric.factor
@@ -69,11 +71,13 @@ def ageing(sweep: SweepRuns) -> Drawn | None:
     groups = [(title, group) for title, group in groups if group]
     if not _readable(groups):
         return None
+    place = _places(groups)
     figure = Figure(figsize=(WIDTH if len(groups) > 1 else 5.6, 3.2))
     panels = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
     for axes, (title, group) in zip(panels, groups, strict=True):
         lines = []
-        for j, (text, arm) in enumerate(group):
+        for text, arm in group:
+            j = place[text]
             points = [(age, mean_of(values[:, None], arm)[0]) for age, values in ages.items()]
             x, y = np.array([point for point in points if math.isfinite(point[1])]).T
             axes.plot(x, y, color=COLOURS[j % 7], marker=MARKERS[j % 7], markersize=4, label=text)
@@ -101,10 +105,18 @@ def ageing(sweep: SweepRuns) -> Drawn | None:
     )
 
 
+def _places(groups: Sequence[tuple[str, list[tuple[str, Arm]]]]) -> dict[str, int]:
+    """A colour a name, the same in every panel, whichever of them lack it."""
+    return {text: j for j, text in enumerate(dict.fromkeys(text for _, arms in groups for text, _ in arms))}
+
+
 def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
-    """One legend above all panels: each name once, in the order of the panel that has most."""
-    handles, labels = max((axes.get_legend_handles_labels() for axes in panels), key=lambda found: len(found[1]))
-    figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 6), frameon=False, fontsize=8.5)
+    """One legend above all panels: each name once."""
+    handles = {text: line for axes in panels for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    labels = list(handles)
+    figure.legend(
+        list(handles.values()), labels, loc="outside upper left", ncols=min(len(labels), 6), frameon=False, fontsize=8.5
+    )
 
 
 def _groups(sweep: SweepRuns) -> list[tuple[str, list[tuple[str, Arm]]]]:
