@@ -127,7 +127,7 @@ class Loop:
             weight_decay=config.optimiser.weight_decay,
         )
         self.autocast = autocaster(config, device)
-        self._batches = self._forever()
+        self._batches = _forever(self.dataloader)
 
     def take(self, steps: int) -> None:
         """Train so many steps."""
@@ -150,10 +150,12 @@ class Loop:
     def _put(self, x: Tensor) -> Tensor:
         return x.to(self.device, non_blocking=True, memory_format=torch.channels_last)
 
-    def _forever(self) -> Iterator[list[Tensor]]:
-        while True:
-            for views, _ in self.dataloader:
-                yield views
+
+def _forever(dataloader: "torch.utils.data.DataLoader[tuple[list[Tensor], int]]") -> Iterator[list[Tensor]]:
+    """No method: it would keep the loop, and its workers, alive."""
+    while True:
+        for views, _ in dataloader:
+            yield views
 
 
 class Pictures(torch.utils.data.Dataset[tuple[list[Tensor], int]]):
