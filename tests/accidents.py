@@ -58,7 +58,9 @@ class Trainee:
         """A new attempt; it saves a checkpoint ten times a second."""
         options = ("--runs-dir", str(self.runs_dir), "--threads", "1", "--checkpoint-every", "0.1")
         command = (*program, "train", "--scale", "smoke", *self.overrides, *options)
-        return subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
 
     def finish(self, program: Sequence[str] = STUDY) -> str:
         """An attempt that is left alone; what it said."""

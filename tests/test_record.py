@@ -422,16 +422,3 @@ def test_a_heartbeat_that_would_pass_for_dead_is_refused(tmp_path, monkeypatch, 
     with pytest.raises(UserError, match=f"STUDY_HEARTBEAT_S = {text}: allowed is"), begin(tmp_path):
         pass
     assert not list(tmp_path.iterdir())
-
-
-def test_logging_and_progress_cost_the_training_thread_next_to_nothing(tmp_path):
-    metrics = {"train/loss": 8.3, "train/excess_loss": 0.1, "train/accuracy": 0.5, "train/lr": 0.03}
-    costs = []
-    with begin(tmp_path) as run:
-        for _ in range(5):
-            before = time.perf_counter()
-            for step in range(1000):
-                run.log(step, metrics)
-                run.progress(step=step, steps=1000, images_per_s=1.0)
-            costs.append((time.perf_counter() - before) / 1000)
-    assert min(costs) < 20e-6

@@ -634,21 +634,11 @@ def test_a_queued_point_that_left_the_grid_is_reported_and_cancelled_only_when_a
     assert fake.calls("scancel")[0][0] == ["1_[1]"]
 
 
-def test_ten_thousand_points(fake: Fake, tmp_path: Path) -> None:
+def test_ten_thousand_points_are_ten_arrays_and_one_question(fake: Fake, tmp_path: Path) -> None:
     sweep, runs = slurm_points.sweep(tmp_path, 10_000), tmp_path / "runs"
-    seconds = {}
-
-    def timed(name: str, call: Any) -> Any:
-        began = time.monotonic()
-        value = call()
-        seconds[name] = time.monotonic() - began
-        return value
-
-    assert timed("submit", lambda: slurm.submit(sweep, sweep.points, runs_dir=runs, yes=True)) == 0
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs, yes=True) == 0
     assert fake.sizes() == [1001] * 9 + [991]
     before = len(fake.calls("squeue"))
-    assert set(timed("status", lambda: states(runs, sweep))) == {"pending"}
+    assert set(states(runs, sweep)) == {"pending"}
     assert len(fake.calls("squeue")) == before + 1
     assert not fake.calls("sacct")
-    print(seconds)
-    assert seconds["submit"] < 10 and seconds["status"] < 2, seconds

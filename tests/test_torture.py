@@ -20,7 +20,7 @@ from study.run.files import StorageError
 from study.run.mirror import Mirror
 from study.run.record import RunRecord
 
-SHORT = ("optimiser.epochs=3", "evaluation.every_epochs=1", "evaluation.linear_epochs=0", "consistency.every_steps=8")
+SHORT = ("optimiser.epochs=3", "evaluation.every_epochs=2", "evaluation.linear_epochs=0", "consistency.every_steps=8")
 
 
 def test_training_killed_in_the_middle_is_bit_equal_and_whole_in_mlflow(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_processes_that_finish_at_once_are_all_in_a_store_that_was_not_there(tmp
 
 def test_a_server_that_is_killed_while_it_is_written_loses_and_doubles_nothing(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    folders = [make(runs, seed, steps=2500) for seed in range(6)]
+    folders = [make(runs, seed, steps=1200) for seed in range(4)]
     sweep(runs, folders)
     with Server(fresh_store(tmp_path / "store")) as server:
 
@@ -51,15 +51,15 @@ def test_a_server_that_is_killed_while_it_is_written_loses_and_doubles_nothing(t
         mirror = Mirror(runs, server.uri)
         broken = mirror.sync()
         killer.join()
-        assert broken.error is not None and "\n" not in broken.error and 0 < broken.created < 6
+        assert broken.error is not None and "\n" not in broken.error and 0 < broken.created < 4
         with (folders[0] / "metrics.jsonl").open("a") as file:
-            file.write(line(2501, {"train/loss": 0.5}))
+            file.write(line(1201, {"train/loss": 0.5}))
         set_status(folders[0], state="finished")
         server.start()
         assert mirror.sync().complete
         counts = tracked_points(server.uri, runs)
-    points = 6 * (2 * 2500 + 1) + 1
-    assert counts == {"runs": 6, "in Default": 0, "not FINISHED": 0, "points": points, "lost": 0, "doubled": 0}
+    points = 4 * (2 * 1200 + 1) + 1
+    assert counts == {"runs": 4, "in Default": 0, "not FINISHED": 0, "points": points, "lost": 0, "doubled": 0}
 
 
 def mirror_in_child(report: Connection, runs: Path) -> None:

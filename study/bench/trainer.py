@@ -115,6 +115,7 @@ def _journal(bench: Bench, config: Config) -> Callable[[], float]:
             began = time.perf_counter()
             for step in range(LINES):
                 loss = 8.0 + step / LINES
+                run.progress(step=step, steps=LINES, images_per_s=1.0)
                 run.log(
                     step,
                     {"train/loss": loss, "train/excess_loss": loss - 8.3, "train/accuracy": 0.5, "train/lr": 0.03},
