@@ -7,7 +7,6 @@ training, the centre crop in the test. The result is that of the last epoch: tes
 
 import math
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,8 @@ from torch.nn import functional as F
 
 from study.config import Config, Views
 from study.data import images
-from study.data.views import Augment, sample
+from study.data.parameters import sample
+from study.data.views import Augment
 from study.errors import UserError
 from study.evaluate import encode, frozen
 from study.model.encoder import Encoder, build
@@ -180,5 +180,5 @@ class CropAndFlip:
         one, none = torch.ones(B), torch.zeros(B)
         return self.augment.apply(
             pixels,
-            replace(drawn, grey=none.bool(), brightness=one, contrast=one, saturation=one, hue=none, sigma=none),
+            drawn._replace(grey=none.bool(), brightness=one, contrast=one, saturation=one, hue=none, sigma=none),
         )

@@ -1,7 +1,7 @@
 """Views: every operation against torchvision's of the same parameters, every parameter against its distribution."""
 
-import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +12,20 @@ from torch import Tensor
 from torchvision.transforms import CenterCrop, InterpolationMode, RandomResizedCrop, Resize
 
 from study.config import Views
-from study.data.views import Augment, Parameters, evaluation_view, sample
+from study.data import batched, kernel
+from study.data.parameters import Parameters, sample
+from study.data.views import Augment, evaluation_view
 
 IDENTITY = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 TOLERANCE = 2e-5
 """In 0..1: a two-hundredth of a grey level."""
+
+
+@pytest.fixture(params=["kernel", "batched"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views are made by the loops for CPUs, and by the operations for GPUs."""
+    if request.param == "batched":
+        monkeypatch.setattr(kernel, "write", batched.write)
 
 
 def pictures(n: int, height: int, width: int) -> Tensor:
@@ -54,6 +63,7 @@ def by_torchvision(image: Tensor, p: Parameters, i: int, recipe: str, size: int)
     return tv.hflip(x) if p.flip[i] else x
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("recipe", ["v1", "v2"])
 @pytest.mark.parametrize("source", [(32, 32), (28, 28), (60, 90), (24, 50)], ids=str)
 def test_views_equal_torchvision_on_each_picture(recipe: str, source: tuple[int, int]) -> None:
@@ -66,6 +76,7 @@ def test_views_equal_torchvision_on_each_picture(recipe: str, source: tuple[int,
     assert len({tuple(order) for order in p.order.tolist()}) == 24  # every order of the jitter was seen
 
 
+@pytest.mark.usefixtures("way")
 def test_normalisation_and_result_dtype() -> None:
     images, mean, std = pictures(8, 32, 32), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
     p = sample(Views(), 8, 32, 32, generator())
@@ -77,17 +88,32 @@ def test_normalisation_and_result_dtype() -> None:
         assert ((views.float() - exact).abs() <= tolerance * (1 + exact.abs())).all()
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("recipe", ["v1", "v2"])
 def test_a_view_depends_on_its_own_image_and_parameters_alone(recipe: str) -> None:
     views = Views(recipe=recipe)
-    images = pictures(300, 32, 32)  # more than one piece
+    images = pictures(300, 32, 32)
     p = sample(views, 300, 32, 32, generator())
     augment = Augment(views, 32, *IDENTITY, torch.float32)
     some = torch.tensor([299, 4, 150])
-    few = Parameters(**{field.name: getattr(p, field.name)[some] for field in dataclasses.fields(p)})
+    few = Parameters._make(column[some] for column in p)
     assert torch.allclose(augment.apply(images, p)[some], augment.apply(images[some], few), atol=1e-6)
 
 
+def test_a_view_has_the_same_bits_whatever_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    augment, images = Augment(Views(recipe="v2"), 32, *IDENTITY, torch.float32), pictures(25, 40, 32)
+    alone = augment(images, generator())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert torch.equal(augment(images, generator()), alone)
+
+
+def test_loops_compile_where_there_is_no_place_to_keep_them() -> None:
+    nowhere: dict[str, Any] = {}
+    exec("def add(x):\n    return x + 1", nowhere)  # of no file
+    assert kernel._kept(nowhere["add"])(1) == 2
+
+
+@pytest.mark.usefixtures("way")
 def test_images_are_not_written_to() -> None:
     images = pictures(16, 32, 32)
     before = images.clone()
@@ -189,6 +215,7 @@ def test_evaluation_view_equals_torchvision(source: tuple[int, int], crop: float
     assert ours.shape == (5, 3, 32, 32) and (ours - theirs).abs().max() < TOLERANCE
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("recipe", ["v1", "v2"])
 def test_pairs_equal_two_calls(recipe: str) -> None:
     augment, images, random = (

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BLUR_REACH = 6
-"""Pixels to either side that a blur looks at: three times the largest sigma."""
+from study.data.parameters import BLUR_REACH
 
 
 class Resampling(NamedTuple):
@@ -15,10 +14,6 @@ class Resampling(NamedTuple):
     centre: Tensor  # (B, size_out) where each pixel of the view lies, in pixels of the source
     reach: Tensor  # (B, 1) from that centre to where the weight ends
     outside: Tensor | None  # (B, size_in) inf beyond the stretch, 0 within it; None: centres see to it
-
-    def of(self, rows: slice) -> "Resampling":
-        """That of some of the images."""
-        return Resampling(self.centre[rows], self.reach[rows], None if self.outside is None else self.outside[rows])
 
     def matrix(self, size_in: int) -> Tensor:
         """(B, size_out, size_in): rows of weights that sum to 1; none lies outside the stretch."""
