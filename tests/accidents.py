@@ -140,14 +140,14 @@ def tracked_points(uri: str, runs_dir: Path) -> dict[str, int]:
 
 
 class Server:
-    """A real `mlflow server` of a sqlite store on loopback; ``nice``: in life it has a machine of its own."""
+    """A real `mlflow server` of a sqlite store on loopback."""
 
-    def __init__(self, kept: store.Store, nice: int = 0) -> None:
+    def __init__(self, kept: store.Store) -> None:
         with socket.socket() as probe:  # a port that nobody counts up to, since it is free while the server is down
             probe.bind((ui.HOST, 0))
             port = probe.getsockname()[1]
         self.uri = f"http://{ui.HOST}:{port}"
-        self.command = ["nice", "-n", str(nice), sys.executable, "-m", "mlflow", "server", "--workers", "1"]
+        self.command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
         self.command += ["--host", ui.HOST, "--port", str(port), "--backend-store-uri", kept.uri]
         self.command += ["--artifacts-destination", str(kept.artifacts)]
         self.log = kept.runs_dir / "server.log"

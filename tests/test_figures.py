@@ -64,6 +64,21 @@ def test_an_arm_that_diverged_is_seen(drawn: tuple[SweepRuns, list[Drawn]]) -> N
     assert any(text.get_text() == "diverged" for text in texts(drawn[1][0]))
 
 
+def test_a_name_has_one_colour_in_all_panels(tmp_path: Path) -> None:
+    write(tmp_path, grid.load(SWEEPS / "batch.yaml", "cpu"), steps=60, every=6)  # small batches lack a second rule
+    (runs,) = load.load(tmp_path, SWEEPS)
+    training = next(one for one in figures.draw(runs) if one.name == "batch-training")
+    found = {
+        (line.get_label(), line.get_color())
+        for axes in training.figure.axes
+        for line in axes.lines
+        if not str(line.get_label()).startswith("_")
+    }
+    panels = [{line.get_label() for line in axes.lines} for axes in training.figure.axes]
+    assert any(one < other for one in panels for other in panels), "a panel lacks names that another has"
+    assert len(found) == len({label for label, _ in found}) == len({colour for _, colour in found}) > 2
+
+
 def test_each_curve_stands_beside_the_floors_of_its_own_metric() -> None:
     (sweep,) = load.load(STORED / "runs", STORED / "sweeps")
     one = next(iter(figures.draw(sweep)))
