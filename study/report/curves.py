@@ -136,7 +136,7 @@ def _groups(sweep: SweepRuns) -> list[tuple[str, list[tuple[str, Arm]]]]:
 
 def _readable(groups: Sequence[tuple[str, list[tuple[str, Arm]]]]) -> bool:
     """A line a colour, and panels that are wide enough."""
-    return len(groups) <= 5 and max(len(group) for _, group in groups) <= len(COLOURS)
+    return len(groups) <= 5 and len(_places(groups)) <= len(COLOURS)
 
 
 def _logged(values: np.ndarray, arm: Arm) -> int:
