@@ -1,7 +1,9 @@
 """Arguments in any order: ``study train my.yaml --scale quick m=0.99``."""
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class Parser(argparse.ArgumentParser):
@@ -17,3 +19,17 @@ class Parser(argparse.ArgumentParser):
         if words:
             setattr(known, self.rest, [*getattr(known, self.rest), *words])
         return known, [word for word in extras if word not in words]
+
+
+def read_overrides(words: Iterable[str]) -> dict[str, Any]:
+    """The tree of ``key=value`` words, each echoed on stderr.
+
+    Raises:
+        UserError: a word is no ``key=value``, or a key stands twice.
+    """
+    from study.config import flatten, parse_overrides
+
+    overrides = parse_overrides(words)
+    for key, value in flatten(overrides).items():
+        print(f"override: {key} = {value!r}", file=sys.stderr)
+    return overrides

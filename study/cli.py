@@ -21,7 +21,7 @@ from nothing to a table:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line; every room registers its own commands."""
-    from study import bench_commands, train_commands
+    from study import bench_commands, encoder_commands, train_commands
     from study.data import commands as data
     from study.report import commands as report
     from study.run import commands as runs
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"study {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for room in (train_commands, sweep, runs, report, data, bench_commands):
+    for room in (train_commands, sweep, runs, report, data, encoder_commands, bench_commands):
         room.register(commands)
     return top
 

@@ -18,12 +18,11 @@ from study.config import Config, Views
 from study.data import images
 from study.data.parameters import sample
 from study.data.views import Augment
-from study.errors import UserError
 from study.evaluate import encode, frozen
-from study.model.encoder import Encoder, build
+from study.model import interop
+from study.model.encoder import Encoder
 from study.progress import Progress
 from study.rng import generator
-from study.run import checkpoint, status
 from study.run.record import RunRecord
 
 PAPER_BATCH = 256
@@ -147,22 +146,8 @@ def pretrained(config: Config, runs_dir: Path, device: torch.device) -> Encoder 
     Raises:
         UserError: the run is not finished, or has no checkpoint of its last step.
     """
-    folder = runs_dir / config.signature
-    state = status.effective(folder)
-    if state != "finished":
-        raise UserError(f"{folder}: state = {state}: allowed is finished; a probe reads a finished pre-training")
-    finished = status.read(folder)
-    if finished is not None and any(map(math.isnan, finished.final.values())):
-        return None
-    found = checkpoint.latest(folder / "checkpoints", config.signature, warn=lambda line: None)
-    if found is None or finished is None or found[0] != finished.steps:
-        step = "none" if found is None else f"one of step {found[0]}"
-        raise UserError(f"{folder / 'checkpoints'}: holds {step}: allowed is a checkpoint of the last step")
-    prefix = "f_q."
-    weights = {k.removeprefix(prefix): v for k, v in found[1]["model"].items() if k.startswith(prefix)}
-    encoder = build(config.encoder, config.data.size)
-    encoder.load_state_dict(weights)
-    return encoder.to(device)
+    source = interop.finished(runs_dir / config.signature, config)
+    return None if source is None else interop.load(source, config).to(device)
 
 
 class CropAndFlip:

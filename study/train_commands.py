@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from study.arguments import read_overrides
+
 if TYPE_CHECKING:
     from study.arguments import Parser
 
@@ -121,15 +123,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tree(files: list[str], arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """The merged tree and the name of where it came from; overrides are echoed."""
-    from study.config import flatten, merge, parse_overrides, read_yaml
+    from study.config import merge, read_yaml
     from study.sweep.grid import scale_overlay
 
     tree: dict[str, Any] = scale_overlay(arguments.scale) if arguments.scale else {}
     for file in files:
         tree = merge(tree, read_yaml(Path(file)))
-    overrides = parse_overrides(argument for argument in arguments.arguments if "=" in argument)
-    for key, value in flatten(overrides).items():
-        print(f"override: {key} = {value!r}", file=sys.stderr)
+    overrides = read_overrides(argument for argument in arguments.arguments if "=" in argument)
     sources = (
         [f"sweeps/scales/{arguments.scale}.yaml"] * bool(arguments.scale) + files + ["command line"] * bool(overrides)
     )

@@ -97,7 +97,8 @@ def test_help_is_quick_and_every_command_teaches() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    for command in ("train", "sweep plan", "sweep submit", "sweep status", "runs list", "report", "data get", "bench"):
+    rooms = ("train", "report", "data get", "encoder export", "encoder probe", "bench", "runs list")
+    for command in (*rooms, "sweep plan", "sweep submit", "sweep status"):
         assert "study" in study(*command.split(), "--help")
 
 

@@ -17,6 +17,7 @@ from study.config import Config, resolve
 from study.data import images
 from study.data.views import sample
 from study.errors import UserError
+from study.model import interop
 from study.model.moco import MoCo
 from study.probe import CropAndFlip, peak_lr, pretrained, train_probe
 from study.progress import Progress
@@ -119,7 +120,7 @@ def test_a_stopped_probe_continues_to_the_bit(tmp_path: Path, monkeypatch: pytes
 def test_frozen_is_checked_at_the_end_and_fails_when_bn_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configure()
     pretrain(tmp_path, config)
-    build = probe.build
+    build = interop.build
 
     def thawing(*args: Any) -> Any:
         encoder = build(*args)
@@ -127,7 +128,7 @@ def test_frozen_is_checked_at_the_end_and_fails_when_bn_moves(tmp_path: Path, mo
         encoder.features = lambda x: features(encoder.train() and x)
         return encoder
 
-    monkeypatch.setattr(probe, "build", thawing)
+    monkeypatch.setattr(interop, "build", thawing)
     with pytest.raises(RuntimeError, match="not frozen"):
         run_probe(tmp_path, config)
     assert json.loads((tmp_path / config.signature / "status.json").read_text())["state"] == "failed"

@@ -67,12 +67,12 @@ def _ours(folder: Path) -> list[Path]:
     )
 
 
-def load(path: Path, signature: str) -> tuple[int, State]:
-    """Read one checkpoint as (step, state on the CPU).
+def read(path: Path) -> Any:
+    """What a file of tensors and plain values holds, on the CPU, whoever wrote it.
 
     Raises:
-        UserError: it belongs to another run, holds weights only, or something else altogether.
-        DamagedError: its bytes changed since it was written.
+        UserError: it holds something else, or is no such file.
+        DamagedError: it is one of ours, and its bytes changed since it was written.
     """
     name = _NAME.match(path.name)
     with path.open("rb") as file:
@@ -80,9 +80,19 @@ def load(path: Path, signature: str) -> tuple[int, State]:
             raise DamagedError(path)
         file.seek(0)
         try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises whatever the bytes lead it to
             raise UserError(f"{path}: cannot be read as tensors and plain values: {_line(error)}") from error
+
+
+def load(path: Path, signature: str) -> tuple[int, State]:
+    """Read one checkpoint as (step, state on the CPU).
+
+    Raises:
+        UserError: it belongs to another run, holds weights only, or something else altogether.
+        DamagedError: its bytes changed since it was written.
+    """
+    content = read(path)
     if not (isinstance(content, dict) and content.keys() == {"signature", "step", "state"}):
         raise UserError(
             f"{path}: holds weights only, and a run continues from optimiser, dictionary and step as well; "
