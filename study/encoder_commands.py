@@ -130,7 +130,7 @@ def probe_command(arguments: argparse.Namespace) -> int:
     source = _source(arguments.checkpoint, arguments.runs_dir)
     overlay = scale_overlay(arguments.scale) if arguments.scale else None
     overrides = read_overrides(arguments.overrides)
-    config = resolve(merge(source.tree(overlay), overrides), " + ".join([str(source.path), *arguments.overrides]))
+    config = resolve(merge(source.tree(overlay), overrides), f"{source.path} + command line")
     encoder = interop.load(source, config).to(device)
     dataset = images.load(config.data.name)
     with _progress() as tick:
@@ -180,6 +180,7 @@ def _progress() -> Iterator[Callable[[float], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("evaluate", total=1.0)
         yield lambda share: bar.update(task, completed=share)

@@ -56,10 +56,6 @@ def _newest(folder: Path, signature: str, warn: Callable[[str], None]) -> tuple[
     return None
 
 
-def _line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
-
-
 def _ours(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
     return sorted(
@@ -82,7 +78,10 @@ def read(path: Path) -> Any:
         try:
             return torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises whatever the bytes lead it to
-            raise UserError(f"{path}: cannot be read as tensors and plain values: {_line(error)}") from error
+            raise UserError(
+                f"{path}: cannot be read as tensors and plain values; "
+                "allowed is a whole file of torch.save that holds no code"
+            ) from error
 
 
 def load(path: Path, signature: str) -> tuple[int, State]:
