@@ -8,7 +8,7 @@ crowd   32 processes that finish at once, each with a mirror of its own, into on
 disk    a full disk, a failing one that forgets what was not synced, a torn journal, a damaged checkpoint, a clock set
         back.
 
-Without a name, all of them: about a quarter of an hour on two idle cores. Figures are printed; exit code 1 if a promise
+Without a name, all of them: about twenty minutes on two idle cores. Figures are printed; exit code 1 if a promise
 was broken, and then the folder is kept.
 """
 
