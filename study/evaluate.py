@@ -18,11 +18,11 @@ from study.config import Config
 from study.data.images import Images, Split, subset
 from study.data.views import evaluation_view
 from study.model.encoder import Encoder
+from study.nearest import nearest
 
 log = logging.getLogger(__name__)
 
 ENCODE_BATCH = 512
-GROUP = 8  # numbers that one maximum stands for in `nearest`
 FIT_BATCH = 8192  # images of a product in `fit_linear`: fits a CPU's cache
 
 
@@ -184,36 +184,13 @@ def knn_predict(bank: Tensor, labels: Tensor, queries: Tensor, classes: int, k: 
     for start in range(0, len(queries), rows):
         chunk = F.normalize(queries[start : start + rows])
         cosine, index = nearest(chunk @ columns, k)  # (c, k)
-        weight = ((cosine - cosine[:, :1]) / T).exp()  # relative to the nearest: the same vote, and no overflow
+        weight = (
+            (cosine - cosine.amax(1, keepdim=True)) / T
+        ).exp()  # relative to the nearest: the same vote, and no overflow
         votes = torch.zeros(len(chunk), classes, dtype=torch.int64, device=bank.device)
         votes.scatter_add_(1, labels[index], (weight.double() * 2**40).long())
         predicted.append(votes.argmax(1))
     return torch.cat(predicted)
-
-
-def nearest(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """``similarity.topk(k)`` along the rows, in less than half its time on long rows, and exact.
-
-    The k largest numbers of a row lie in the k groups with the largest maxima, so only those groups are looked into.
-
-    Args:
-        similarity: (c, n), n >= k.
-
-    Returns:
-        Values and positions (c, k), largest first.
-    """
-    c, n = similarity.shape
-    groups = n // GROUP
-    if groups <= k:
-        return similarity.topk(k)
-    device = similarity.device
-    grouped = similarity[:, : groups * GROUP].view(c, GROUP, groups)  # group j: columns j, j + groups, j + 2·groups, …
-    best = nearest(grouped.amax(1), k)[1]  # (c, k)
-    members = (best[:, None, :] + torch.arange(0, groups * GROUP, groups, device=device)[:, None]).flatten(1)
-    left_over = torch.arange(groups * GROUP, n, device=device).expand(c, -1)
-    members = torch.cat([members, left_over], 1)  # (c, k·GROUP + n mod GROUP)
-    value, place = similarity.gather(1, members).topk(k)
-    return value, members.gather(1, place)
 
 
 # --------------------------------------------------------------------------------------- the fast linear probe

@@ -1,7 +1,6 @@
 """Views: every operation against torchvision's of the same parameters, every parameter against its distribution."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -105,12 +104,6 @@ def test_a_view_has_the_same_bits_whatever_the_number_of_threads(monkeypatch: py
     alone = augment(images, generator())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert torch.equal(augment(images, generator()), alone)
-
-
-def test_loops_compile_where_there_is_no_place_to_keep_them() -> None:
-    nowhere: dict[str, Any] = {}
-    exec("def add(x):\n    return x + 1", nowhere)  # of no file
-    assert kernel._kept(nowhere["add"])(1) == 2
 
 
 @pytest.mark.usefixtures("way")

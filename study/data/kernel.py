@@ -1,45 +1,23 @@
 """Views on a CPU: one picture after the other goes through all operations while it lies in the processor's cache.
 
 The same views as those of :mod:`study.data.batched`, to rounding, in a quarter of the time: a batched operation reads
-and writes the whole batch, and there are some forty of them. numba compiles this file once a machine, in a few seconds,
-and keeps the result beside it.
-
-Numbers are float32 by name, since ``2 * x`` would be computed in float64.
+and writes the whole batch, and there are some forty of them.
 """
 
 import math
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
-import numba
 import numpy as np
-import torch
 from torch import Tensor
 
 from study.data.parameters import BLUR_REACH, BRIGHTNESS, CONTRAST, SATURATION, Parameters
+from study.loops import compiled, kept, share
 
-F = TypeVar("F", bound=Callable[..., Any])
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 ZERO, ONE, TWO, THREE, FOUR, SIX, TINY, LEVEL = (np.float32(x) for x in (0, 1, 2, 3, 4, 6, 1e-12, 1 / 255))
 RED, GREEN, BLUE = (np.float32(x) for x in (0.2989, 0.587, 0.114))
 """Torchvision's weights of grey."""
-
-
-def _compiled(function: F) -> F:
-    return numba.njit(nogil=True, fastmath=True, error_model="numpy")(function)  # type: ignore[no-any-return]
-
-
-def _kept(function: F) -> F:
-    """Compiled, and kept for the next process where there is a place to keep it."""
-    options = {"nogil": True, "fastmath": True, "error_model": "numpy"}
-    try:
-        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
-    except RuntimeError:  # neither this folder nor the user's can be written
-        return numba.njit(**options)(function)  # type: ignore[no-any-return]
 
 
 def write(views: Tensor, images: Tensor, p: Parameters, grey_first: bool, mean: Tensor, scale: Tensor) -> None:
@@ -72,21 +50,10 @@ def write(views: Tensor, images: Tensor, p: Parameters, grey_first: bool, mean: 
             taps_across,
         )
 
-    threads = min(torch.get_num_threads(), B)
-    if threads == 1:
-        part(0, B)
-        return
-    edges = [B * i // threads for i in range(threads + 1)]
-    for done in [_pool(threads).submit(part, start, stop) for start, stop in pairwise(edges)]:
-        done.result()
+    share(part, B)
 
 
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="views")
-
-
-@_kept
+@kept
 def _write(
     start: int,
     stop: int,
@@ -135,7 +102,7 @@ def _write(
             view[3 * j + 2] = (blue[j] - mean_blue) * scale_blue
 
 
-@_compiled
+@compiled
 def _stretch(start: int, length: int, mirrored: bool, weight: Floats, first: np.ndarray) -> None:
     """What antialiased bilinear resampling makes of a stretch of pixels.
 
@@ -162,7 +129,7 @@ def _stretch(start: int, length: int, mirrored: bool, weight: Floats, first: np.
         first[j] = low
 
 
-@_compiled
+@compiled
 def _resample(
     image: np.ndarray,
     top: int,
@@ -194,19 +161,19 @@ def _resample(
                     out[j] += w_first[j] * from_left[column[j]] + w_second[j] * from_left[column[j] + 1]
 
 
-@_compiled
+@compiled
 def _within(value: np.float32, low: np.float32, high: np.float32) -> np.float32:
     return min(max(value, low), high)
 
 
-@_compiled
+@compiled
 def _grey(red: Floats, green: Floats, blue: Floats) -> None:
     for i in range(len(red)):
         grey = RED * red[i] + GREEN * green[i] + BLUE * blue[i]
         red[i] = green[i] = blue[i] = grey
 
 
-@_compiled
+@compiled
 def _blend(red: Floats, green: Floats, blue: Floats, image: np.float32, grey: np.float32, mean: np.float32) -> None:
     """image · x + grey · luma(x) + mean · mean(luma(x)), kept in 0..1: (factor, 0, 0) is brightness, (factor, 0,
     1 − factor) contrast and (factor, 1 − factor, 0) saturation."""
@@ -222,7 +189,7 @@ def _blend(red: Floats, green: Floats, blue: Floats, image: np.float32, grey: np
         blue[i] = _within(image * blue[i] + other, ZERO, ONE)
 
 
-@_compiled
+@compiled
 def _turn_hue(red: Floats, green: Floats, blue: Floats, turns: np.float32) -> None:
     """Turn the hue, as :func:`study.data.colour.turn_hue` does and explains."""
     for i in range(len(red)):
@@ -237,7 +204,7 @@ def _turn_hue(red: Floats, green: Floats, blue: Floats, turns: np.float32) -> No
         blue[i] = top - chroma * _within(abs(hue - FOUR), ONE, TWO)
 
 
-@_compiled
+@compiled
 def _blur(x: Floats, sigma: np.float32, line: Floats, tall: Floats) -> None:
     """A Gaussian of 13 taps along both sides of ``x`` (size, size), edges reflected; the others are scratch."""
     size = len(x)
@@ -261,6 +228,6 @@ def _blur(x: Floats, sigma: np.float32, line: Floats, tall: Floats) -> None:
                 x[i, j] += w * line[j + t]
 
 
-@_compiled
+@compiled
 def _reflected(place: int, size: int) -> int:
     return size - 1 - abs(size - 1 - abs(place))
