@@ -168,14 +168,31 @@ def read(path: Path) -> list[tuple[Entry, Facts, list[journal.Reading]]]:
     Raises:
         UserError: the file or its histories are damaged.
     """
-    runs_schema, metrics_schema = _schemas()
-    rows = _read(path, runs_schema).to_pylist()
-    table = _read(path.with_name(path.name.removesuffix(RUNS) + METRICS), metrics_schema)
-    histories: dict[str, list[journal.Reading]] = {}
+    found = histories(path)
+    return [(entry, known, found.get(entry.signature, [])) for entry, known in runs(path)]
+
+
+def runs(path: Path) -> list[tuple[Entry, Facts]]:
+    """The runs of one ``….runs.parquet`` without their histories.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    return [_entry(row) for row in _read(path, _schemas()[0]).to_pylist()]
+
+
+def histories(path: Path) -> dict[str, list[journal.Reading]]:
+    """All readings of the runs of one ``….runs.parquet``, by signature.
+
+    Raises:
+        UserError: the file that goes with it is damaged.
+    """
+    table = _read(path.with_name(path.name.removesuffix(RUNS) + METRICS), _schemas()[1])
+    found: dict[str, list[journal.Reading]] = {}
     columns = (table.column(name).to_pylist() for name in ("signature", "step", "name", "value", "time_ms"))
     for signature, *reading in zip(*columns, strict=True):
-        histories.setdefault(signature, []).append(journal.Reading(*reading))
-    return [(*_entry(row), histories.get(row["signature"], [])) for row in rows]
+        found.setdefault(signature, []).append(journal.Reading(*reading))
+    return found
 
 
 def exported(folder: Path) -> list[Path]:

@@ -27,7 +27,7 @@ def runs(runs_dir: Path, files: Path) -> list[dict[str, Any]]:
     """
     found = [_summary(entry, known, str(folder)) for folder, entry, known in _here(runs_dir)]
     if not found:
-        found = [_summary(entry, known, str(file)) for file, entry, known, _ in _exported(runs_dir, files)]
+        found = [_summary(entry, known, str(file)) for file, entry, known in _exported(runs_dir, files)]
     return sorted(found, key=lambda run: (run["sweep"], run["scale"], run["name"], run["signature"]))
 
 
@@ -41,6 +41,8 @@ def one(run: str, runs_dir: Path, files: Path) -> dict[str, Any]:
     if not start:
         raise UserError(f"command line: RUN = {run}: allowed is a signature or the beginning of one")
     here = [(folder, entry, known) for folder, entry, known in _here(runs_dir) if folder.name.startswith(start)]
+    from study.run import export
+
     if here:
         folder, _, known = here[0]
         readings = journal.read(folder / "metrics.jsonl")
@@ -50,7 +52,8 @@ def one(run: str, runs_dir: Path, files: Path) -> dict[str, Any]:
         rows = [row for row in _exported(runs_dir, files) if row[1].signature.startswith(start)]
         if not rows:
             raise UserError(f"command line: RUN = {start}: no such run; `study runs list` shows what there is")
-        path, _, known, readings = rows[0]
+        path, _, known = rows[0]
+        readings = export.histories(path).get(known.signature, [])
         extra = {"exported": str(path)}
         signatures, entries = {row[1].signature for row in rows}, [row[1] for row in rows]
     if len(signatures) > 1:
@@ -161,14 +164,14 @@ def _here(runs_dir: Path) -> list[tuple[Path, Entry, Facts]]:
     return found
 
 
-def _exported(runs_dir: Path, files: Path) -> list[tuple[Path, Entry, Facts, list[journal.Reading]]]:
+def _exported(runs_dir: Path, files: Path) -> list[tuple[Path, Entry, Facts]]:
     from study.run import export
 
     try:
         paths = export.exported(files)
     except UserError:
         raise UserError(f"{runs_dir}: no runs, and no exported ones in {files}; `study train` makes one") from None
-    return [(path, *run) for path in paths for run in export.read(path)]
+    return [(path, *run) for path in paths for run in export.runs(path)]
 
 
 def _summary(entry: Entry, known: Facts, source: str) -> dict[str, Any]:
