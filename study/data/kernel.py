@@ -67,17 +67,19 @@ def _write(
     taps_across: int,
 ) -> None:
     """Views ``start`` … ``stop`` − 1."""
-    size, width = views.shape[1], images.shape[3]
+    size, (_, _, H, W) = views.shape[1], images.shape
     down, across = np.empty((taps_down, size), np.float32), np.empty((taps_across, size), np.float32)
-    row, column = np.empty(size, np.int32), np.empty(size, np.int32)
-    line = np.empty(max(width + taps_across, size + 2 * BLUR_REACH), np.float32)
-    x, tall = np.empty((3, size * size), np.float32), np.empty((size, size), np.float32)
+    row, column = np.empty(size, np.uint32), np.empty(size, np.uint32)  # no sign: nothing is counted from the end
+    line = np.empty(max(W + taps_across, size + 2 * BLUR_REACH), np.float32)
+    x, wide = np.empty((3, size * size), np.float32), np.zeros((max(H, size) + taps_down, size), np.float32)
     mean_red, mean_green, mean_blue = mean
     scale_red, scale_green, scale_blue = scale
     for i in range(start, stop):
-        _stretch(p.top[i], p.height[i], False, down, row)
-        _stretch(p.left[i], p.width[i], p.flip[i], across, column)
-        _resample(images[i % len(images)], p.top[i], p.left[i], down, row, across, column, line, x)
+        top, left, height, width = p.top[i], p.left[i], p.height[i], p.width[i]
+        _stretch(height, False, down, row)
+        _stretch(width, p.flip[i], across, column)
+        crop = images[i % len(images), :, top : top + height, left : left + width]
+        _resample(crop, across, column, down, row, line, wide, x)
         red, green, blue = x[0], x[1], x[2]
         if grey_first and p.grey[i]:
             _grey(red, green, blue)
@@ -94,7 +96,7 @@ def _write(
             _grey(red, green, blue)
         if p.sigma[i] > ZERO:
             for c in range(3):
-                _blur(x[c].reshape(size, size), p.sigma[i], line, tall)
+                _blur(x[c].reshape(size, size), p.sigma[i], line, wide[:size])
         view = views[i].reshape(3 * size * size)
         for j in range(size * size):
             view[3 * j] = (red[j] - mean_red) * scale_red
@@ -103,19 +105,19 @@ def _write(
 
 
 @compiled
-def _stretch(start: int, length: int, mirrored: bool, weight: Floats, first: np.ndarray) -> None:
+def _stretch(length: int, mirrored: bool, weight: Floats, first: np.ndarray) -> None:
     """What antialiased bilinear resampling makes of a stretch of pixels.
 
     Args:
-        start, length: the stretch, pixels of the source.
+        length: of the stretch, pixels of the source.
         mirrored: the view shows it the other way round.
         weight: (taps, size), to be filled: each pixel of the view is a weighted sum of so many of the source.
-        first: (size,), to be filled: the first of these, from ``start``.
+        first: (size,), to be filled: the first of these, from the start.
     """
     taps, size = weight.shape
     reach = max(1.0, length / size)
     for i in range(size):
-        centre = (i + 0.5) * length / size  # from start
+        centre = (i + 0.5) * length / size
         low = max(math.ceil(centre - reach - 0.5), 0)
         high = min(math.floor(centre + reach - 0.5), length - 1)
         j, total = size - 1 - i if mirrored else i, 0.0
@@ -131,34 +133,39 @@ def _stretch(start: int, length: int, mirrored: bool, weight: Floats, first: np.
 
 @compiled
 def _resample(
-    image: np.ndarray,
-    top: int,
-    left: int,
-    down: Floats,
-    row: np.ndarray,
+    crop: np.ndarray,
     across: Floats,
     column: np.ndarray,
+    down: Floats,
+    row: np.ndarray,
     line: Floats,
+    wide: Floats,
     x: Floats,
 ) -> None:
-    """Crop, resize and flip: uint8 (3, H, W) → planes ``x`` (3, size²) in 0..1, one row of the view after the other."""
-    size, (_, height, width) = len(row), image.shape
-    line[width : width + len(across)] = ZERO  # a tap beyond the picture has weight 0
+    """Resize and flip: uint8 ``crop`` (3, h, w) → planes ``x`` (3, size²) in 0..1; ``line`` and ``wide`` are scratch.
+
+    Taps by twos: an enlarged crop has no more, and this is the inner loop. A tap beyond the crop has weight 0, and
+    meets a number that is there.
+    """
+    size, (_, height, width) = len(row), crop.shape
+    line[width : width + len(across)] = ZERO
     for c in range(3):
-        for i in range(size):
-            y = top + row[i]
-            line[:width] = ZERO
-            for t in range(0, len(down), 2):  # by twos: an enlarged crop has no more, and this is its inner loop
-                one, w_one = image[c, min(y + t, height - 1)], down[t, i] * LEVEL
-                two, w_two = image[c, min(y + t + 1, height - 1)], down[t + 1, i] * LEVEL
-                for j in range(width):
-                    line[j] += w_one * np.float32(one[j]) + w_two * np.float32(two[j])
-            out = x[c, i * size : (i + 1) * size]
+        for y in range(height):  # each row of the crop becomes as wide as the view
+            source, out = crop[c, y], wide[y]
+            for j in range(width):
+                line[j] = LEVEL * np.float32(source[j])
             out[:] = ZERO
             for t in range(0, len(across), 2):
-                from_left, w_first, w_second = line[left + t :], across[t], across[t + 1]
+                one, two, w_one, w_two = line[t:], line[t + 1 :], across[t], across[t + 1]
                 for j in range(size):
-                    out[j] += w_first[j] * from_left[column[j]] + w_second[j] * from_left[column[j] + 1]
+                    out[j] += w_one[j] * one[column[j]] + w_two[j] * two[column[j]]
+        for i in range(size):
+            out = x[c, i * size : (i + 1) * size]
+            out[:] = ZERO
+            for t in range(0, len(down), 2):
+                one, two, w_one, w_two = wide[row[i] + t], wide[row[i] + t + 1], down[t, i], down[t + 1, i]
+                for j in range(size):
+                    out[j] += w_one * one[j] + w_two * two[j]
 
 
 @compiled
