@@ -46,7 +46,7 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     """``cost.svg`` and ``cost.png`` from the rows of this group; the same rows give the same bytes."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
     from study.report import style
 
@@ -72,6 +72,9 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
             axes.set_xticks(ticks, [f"{x // 1024}k" if x >= 1024 else str(x) for x in ticks])
             axes.xaxis.set_minor_locator(NullLocator())
             axes.set_xlabel(axis)
+        panels[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panels[0].yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        panels[0].yaxis.set_minor_locator(NullLocator())
         panels[0].set_ylabel("ms an image")
         panels[0].legend(frameon=False, fontsize=8)
         machine = rows[0]["machine"]
