@@ -58,9 +58,12 @@ def print_table(out: Path, groups: Sequence[str]) -> None:
             notes.append(f"{row['name']}: {row['note']}")
         table.add_row(row["name"], goal, f"{row['value']:g}{unit}", f"{low:g}–{high:g}", str(row["n"]), mark)
     console = Console(highlight=False)
-    console.print(table)
-    for note in notes:
-        console.print(note, style="dim")
-    busiest = max((row["load"] for row in rows), default=0.0)
-    console.print(f"\n{'; '.join(sorted({row['machine'] for row in rows}))}; load while measuring up to {busiest}")
+    if rows:
+        console.print(table)
+        for note in notes:
+            console.print(note, style="dim")
+        busiest = max(row["load"] for row in rows)
+        console.print(f"\n{'; '.join(sorted({row['machine'] for row in rows}))}; load while measuring up to {busiest}")
+    if "cost" in groups:
+        console.print(f"cost against batch, K, image size and threads: drawn in {out}/cost.svg")
     console.print(f"written: {out}/{FILE}")
