@@ -26,6 +26,8 @@ from study.model import encoder
 
 PREFETCHED = 2
 """Batches that a worker makes in advance, DataLoader's default."""
+TURN = 32
+"""Steps of a turn of the tiny ResNet: many times what workers have made in advance."""
 SETTLE_S = 1.0
 """Seconds that workers take to fill their queues."""
 
@@ -36,7 +38,7 @@ def peer(bench: Bench) -> None:
         print("peer: left out: lightly is not installed (moco-study[dev])", file=sys.stderr)
         return
     precision = "bf16" if bench.device.type == "cuda" else "fp32"
-    _against_peer(bench, "tiny ResNet", config_of(TINY, precision=precision), 8, 5.0)
+    _against_peer(bench, "tiny ResNet", config_of(TINY, precision=precision), TURN, 5.0)
     _against_peer(bench, "ResNet-18 with CIFAR's stem", config_of(RESNET18, precision=precision), 1, 1.2)
 
 
@@ -83,7 +85,7 @@ def _loop(bench: Bench, config: Config, workers: int, threads: int, steps: int) 
 
     def side() -> float:
         if steps > 1:
-            loop.take(workers * PREFETCHED)
+            loop.take(2 * workers * PREFETCHED)
         seconds = turn()
         time.sleep(SETTLE_S if workers else 0.0)
         return seconds
