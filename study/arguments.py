@@ -27,9 +27,9 @@ def read_overrides(words: Iterable[str]) -> dict[str, Any]:
     Raises:
         UserError: a word is no ``key=value``, or a key stands twice.
     """
-    from study.config import flatten, parse_overrides
+    from study.config import flatten, parse_overrides, render
 
     overrides = parse_overrides(words)
     for key, value in flatten(overrides).items():
-        print(f"override: {key} = {value!r}", file=sys.stderr)
+        print(f"override: {key} = {render(value)}", file=sys.stderr)
     return overrides

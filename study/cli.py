@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from study import __version__
@@ -41,9 +42,14 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"study: warning: {message}", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 a run failed, 2 bad input, 130 interrupted."""
     arguments = parser().parse_args(argv)
+    warnings.showwarning = _show_warning  # type: ignore[assignment]  # the place in the code is of no use to a user
     try:
         runs_dir = getattr(arguments, "runs_dir", None)  # of most commands
         if runs_dir is not None and runs_dir.exists() and not runs_dir.is_dir():

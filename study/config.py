@@ -299,7 +299,7 @@ def render(value: object) -> str:
     """A value as YAML would show it on one line."""
     return (
         json.dumps(value, ensure_ascii=False)
-        if value is None or isinstance(value, bool | list | dict | str)
+        if value is None or isinstance(value, bool | list | tuple | dict | str)
         else f"{value!r}"
     )
 
@@ -353,6 +353,10 @@ def _yaml_1_2(loader: type[yaml.SafeLoader]) -> None:
 _yaml_1_2(_Loader)
 
 
+MOST_VALUES = 1_000_000
+"""In one document: a hundred times the largest grid."""
+
+
 def parse_yaml(text: str, source: str) -> Any:
     """Parse YAML text.
 
@@ -365,13 +369,29 @@ def parse_yaml(text: str, source: str) -> Any:
     """
     try:
         value = yaml.load(text, _Loader)
-        json.dumps(value, default=str)  # an alias may stand inside of what it names
+        _check_size(value)
         return value
+    except RecursionError:
+        raise UserError(f"{source}: nested too deep; allowed is what a config needs") from None
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{source}{line}: {error.problem or 'not YAML'}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def _check_size(value: Any) -> None:
+    """Aliases of aliases make a few lines as large as one likes, and one inside of what it names has no end."""
+    left, count = [value], 0
+    while left:
+        below = left.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES:,} values, with aliases followed")
+        if isinstance(below, dict):
+            left += below.values()
+        elif isinstance(below, list):
+            left += below
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

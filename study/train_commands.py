@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"command line: {files[1]!r}: allowed is one config file, then key=value")
     for name in ("threads", "checkpoint_every"):
         value = getattr(arguments, name)
-        if value is not None and value < (1 if name == "threads" else 0):
+        if value is not None and not value >= (1 if name == "threads" else 0):  # NaN too
             raise UserError(f"command line: --{name.replace('_', '-')} = {value}: allowed is a positive number")
     tree, source = _tree(files, arguments)
     config = resolve(tree, source)
@@ -142,6 +142,7 @@ def _list(config: Any) -> None:
     from rich import box
     from rich.table import Table
 
+    from study.config import render
     from study.console import stdout
 
     table = Table("key", "value", "meaning", box=box.SIMPLE)
@@ -152,7 +153,7 @@ def _list(config: Any) -> None:
             if isinstance(value, BaseModel):
                 add(value, f"{prefix}{name}.")
             else:
-                table.add_row(f"{prefix}{name}", "null" if value is None else str(value), field.description)
+                table.add_row(f"{prefix}{name}", value if isinstance(value, str) else render(value), field.description)
 
     add(config, "")
     console = stdout()

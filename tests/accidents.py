@@ -160,7 +160,7 @@ class Server:
                 self.command, env=environment, stdout=log, stderr=log, start_new_session=True
             )
         while self.process.poll() is None:
-            with suppress(OSError), urlopen(f"{self.uri}/health", timeout=2):
+            with suppress(OSError), urlopen(f"{self.uri}/health", timeout=10):
                 return
             time.sleep(0.1)
         raise RuntimeError(self.log.read_text())

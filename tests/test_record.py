@@ -3,6 +3,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import time
 from multiprocessing.connection import Connection
@@ -262,6 +263,17 @@ def test_a_run_taken_over_while_it_was_suspended_stops_and_touches_nothing(tmp_p
     assert after.pop(own)
     assert after == before
     assert lock.holder(run.dir).host == "node7"
+
+
+def test_a_run_whose_folder_is_removed_says_so_and_makes_nothing(tmp_path):
+    with (
+        pytest.raises(lock.RunRemoved, match=f"{CONFIG.signature}: has been removed while it ran"),
+        begin(tmp_path) as run,
+    ):
+        shutil.rmtree(run.dir)
+        wait_for(lambda: run._writers.lost)
+        run.log(1, {"a": 1.0})
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):

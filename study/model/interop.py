@@ -101,7 +101,9 @@ def finished(folder: Path, run: Config) -> Source | None:
         raise UserError(f"{folder}: is a linear probe: allowed is its pre-training, {run.pretraining.signature}")
     state = status.effective(folder)
     if state != "finished":
-        raise UserError(f"{folder}: state = {state}: allowed is finished; `study train {folder}/config.yaml` goes on")
+        go_on = f"; `study train {folder}/config.yaml` goes on" if (folder / "config.yaml").exists() else ""
+        state = state if go_on else "not begun"
+        raise UserError(f"{folder}: state = {state}: allowed is finished{go_on}")
     end = status.read(folder)
     if end is not None and any(map(math.isnan, end.final.values())):
         return None

@@ -42,6 +42,10 @@ class Holder:
         return f"process {self.pid} on {self.host}{job}, since {time.strftime('%F %T', time.localtime(self.started))}"
 
 
+class RunRemoved(files.StorageError):
+    """Somebody removed the folder of a run that goes on."""
+
+
 class RunLocked(UserError):  # noqa: N818  # no error: the work is being done
     """Another live process has the run; there is nothing to do, so the exit code is 0."""
 
@@ -76,9 +80,12 @@ class Lock:
 
         Raises:
             RunLocked: this process was silent for so long (suspended, cut off) that another has taken over.
+            RunRemoved: the run's folder is gone.
             OSError: the file system fails.
         """
         newer = self._at(int(self._path.name) + 1)
+        if not self.run.exists():
+            raise RunRemoved(f"{self.run}: has been removed while it ran; the same command begins it anew")
         if newer.exists() or not self._path.exists():
             raise RunLocked(self.run, holder(self.run))
         os.utime(self._descriptor)

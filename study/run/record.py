@@ -27,7 +27,7 @@ from study.config import Config
 from study.run import attempts, files, provenance
 from study.run import status as statuses
 from study.run.journal import Journal
-from study.run.lock import Lock, RunLocked
+from study.run.lock import Lock, RunLocked, RunRemoved
 from study.run.signals import StopRequest
 from study.run.status import Status
 
@@ -219,7 +219,7 @@ class RunRecord:
     def _leave(self, error: BaseException | None) -> None:
         assert self._writers is not None
         trouble = self._writers.close()
-        if self._writers.lost is not None:  # the folder is another process's now
+        if self._writers.lost is not None:  # the folder is another process's now, or gone
             if error is None:
                 raise self._writers.lost
             return
@@ -253,7 +253,7 @@ class _Writers:
         from study.run.checkpoint import Checkpoints
 
         self.run, self.lock = run, lock
-        self.lost: RunLocked | None = None
+        self.lost: RunLocked | RunRemoved | None = None
         self.journal = Journal(run.dir / "metrics.jsonl")
         signature = run.dir.name
         self.checkpoints = Checkpoints(run.dir / "checkpoints", signature, run.note, self._before_checkpoint)
@@ -285,7 +285,7 @@ class _Writers:
             try:
                 self.lock.beat()
                 self.run._write_status(durable=False)
-            except RunLocked as lost:
+            except (RunLocked, RunRemoved) as lost:
                 self.lost = lost
                 return
             except (OSError, files.StorageError):  # passing trouble of a file system must not end a run: if it

@@ -123,7 +123,7 @@ def free_port(first: int) -> int:
 def _await(process: "subprocess.Popen[bytes]", address: str, log: Path) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
-        with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=2):
+        with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=10):
             return
         time.sleep(0.1)
     raise UserError(f"mlflow server: it did not start; {log} says why")

@@ -173,12 +173,16 @@ def plan_command(arguments: argparse.Namespace) -> int:
 
 def submit_command(arguments: argparse.Namespace) -> int:
     """``study sweep submit``."""
+    from study.data import images
     from study.run import store
     from study.sweep import launch, record, slurm
 
     sweep = _load(arguments)
     plan = _plan(sweep, arguments)
     _show(plan, arguments)
+    if not arguments.dry_run:
+        for name in dict.fromkeys(row.point.config.data.name for row in plan.to_run):
+            images.load(name)
     if not (arguments.dry_run or arguments.no_mirror):
         store.check(store.resolve(arguments.runs_dir), arguments.cluster)
     if arguments.cluster == "slurm":

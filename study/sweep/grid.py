@@ -24,6 +24,9 @@ Choices = dict[str, dict[Label, Tree]]
 """Axis → label → the overrides of that choice, nested."""
 
 
+METRICS = ("knn", "knn_output", "linear", "probe/top1")
+
+
 class Cost(BaseModel):
     """What one point takes at one scale, and where the figure comes from."""
 
@@ -150,6 +153,8 @@ def load(path: Path, scale: str, overrides: Mapping[str, Any] | None = None) -> 
     choices = _choices(file)
     _check_rules(file, path, choices)
     _check_scales(file, path, scales)
+    _check_metric(file, path)
+    _check_claims(file, path)
     overrides = merge({}, overrides or {})
     _check_overrides(file, overrides, choices)
     about_probe = {axis for axis, of in choices.items() if all(key.startswith("probe") for key in _set_by(of))}
@@ -336,6 +341,20 @@ def _check_rules(file: SweepFile, path: Path, choices: Choices) -> None:
             if (rule.set is None) == (kind == "adjust"):
                 allowed = "the overrides of these arms" if kind == "adjust" else "none: exclude changes nothing"
                 raise UserError(f"{path}: {kind}: set = {render(rule.set)}: allowed is {allowed}")
+
+
+def _check_metric(file: SweepFile, path: Path) -> None:
+    for metric in file.metric.values() if isinstance(file.metric, dict) else [file.metric]:
+        if metric not in METRICS:
+            raise UserError(f"{path}: metric = {metric}: allowed is {', '.join(METRICS)}")
+
+
+def _check_claims(file: SweepFile, path: Path) -> None:
+    register = path.parent / "claims.yaml"
+    known = read_yaml(register) if register.exists() else {}
+    for claim in file.claims:
+        if claim not in known:
+            raise UserError(f"{path}: claims = {claim}: allowed is a claim of {register}")
 
 
 def _check_scales(file: SweepFile, path: Path, folder: Path) -> None:
