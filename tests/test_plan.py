@@ -1,22 +1,26 @@
 """A plan says what is there, what is not, and what the rest costs; it asks little and makes nothing."""
 
 import argparse
+import io
 import json
+import math
 import os
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from rich.console import Console
+from rich.live import Live
 from sweep_files import sweep, write
 
 from study import cli
 from study.errors import UserError
 from study.run import status
-from study.sweep import commands, plan, record, table
+from study.sweep import commands, plan, progress, record, table
 from study.sweep.grid import Point, load
 
 M = "axes: {m: [0, 0.5, 0.9]}\n"
@@ -272,3 +276,23 @@ def test_without_its_images_nothing_is_submitted(tmp_path: Path, monkeypatch: py
         ]
         assert cli.main(submit) == 2
     assert not runs.exists()
+
+
+def test_on_a_terminal_the_time_left_is_whole_and_there_from_the_start(tmp_path: Path) -> None:
+    (point,) = sweep(tmp_path, "axes: {m: [0.5]}\n").points
+    pool = SimpleNamespace(
+        children=[SimpleNamespace(point=point)],  # that has said nothing yet
+        ends=[],
+        waiting=[],
+        total=1,
+        runs_dir=tmp_path,
+        costs={point.signature: 960.0},
+        options=SimpleNamespace(workers=2),
+    )
+    shown = io.StringIO()
+    seen = progress.Progress()
+    seen.live = Live(console=Console(width=80, force_terminal=True, file=shown), auto_refresh=False)
+    seen._drawn = -math.inf
+    with seen:
+        seen.tick(pool)  # type: ignore[arg-type]
+    assert "\n0 of 1 points, 0 s gone, about 16 min left" in shown.getvalue().replace("\r", "")

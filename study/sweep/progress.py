@@ -74,19 +74,23 @@ class Progress:
             table = Table.grid(padding=(0, 2))
             for row in rows[:SHOWN]:
                 table.add_row(row.point.name, *_columns(row))
-            bar = ProgressBar(total=max(pool.total, 1), completed=len(pool.ends), width=40)
+            bar = Table.grid()  # a bar by itself ends no line
+            bar.add_row(ProgressBar(total=max(pool.total, 1), completed=len(pool.ends), width=40))
             self.live.update(Group(bar, Text(head), table), refresh=True)
         else:
             running = "; ".join(" ".join([row.point.name, *filter(None, _columns(row))]) for row in rows)
             self.say(f"{head}; running: {running or 'nothing here'}")
 
     def _left(self, pool: Pool, rows: list[Row]) -> float | None:
-        """Seconds until the last point ends, from the plan's costs and the running points' speeds."""
-        costs = [pool.costs[point.signature] for point in pool.waiting]
+        """Seconds until the last point ends, from the running points' speeds and else from the plan's costs."""
         running = [left_seconds(row) for row in rows]
-        if None in costs or None in running or not (costs or running):
+        costs = [pool.costs[point.signature] for point in pool.waiting]
+        costs += [
+            pool.costs[row.point.signature] if left is None else left for row, left in zip(rows, running, strict=True)
+        ]
+        if None in costs or not costs:
             return None
-        seconds = [cost for cost in (*costs, *running) if cost is not None]
+        seconds = [cost for cost in costs if cost is not None]
         return max(sum(seconds) / pool.options.workers, *seconds, 0.0)
 
 
