@@ -79,6 +79,23 @@ def test_a_name_has_one_colour_in_all_panels(tmp_path: Path) -> None:
     assert len(found) == len({label for label, _ in found}) == len({colour for _, colour in found}) > 2
 
 
+def test_a_name_has_one_colour_and_place_in_all_figures(tmp_path: Path) -> None:
+    write(
+        tmp_path, grid.load(SWEEPS / "mechanisms.yaml", "quick"), steps=60, every=6
+    )  # a queue of one batch has no age
+    (runs,) = load.load(tmp_path, SWEEPS)
+    legends = [
+        [
+            (text.get_text(), handle.get_color())
+            for text, handle in zip(legend.get_texts(), legend.get_lines(), strict=True)
+        ]
+        for one in figures.draw(runs)
+        for legend in one.figure.legends
+    ]
+    assert len(legends) == 2 and len(legends[1]) > 1
+    assert legends[1] == [entry for entry in legends[0] if entry in legends[1]]
+
+
 def test_each_curve_stands_beside_the_floors_of_its_own_metric() -> None:
     (sweep,) = load.load(STORED / "runs", STORED / "sweeps")
     one = next(iter(figures.draw(sweep)))

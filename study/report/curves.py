@@ -47,7 +47,7 @@ def training(sweep: SweepRuns) -> Drawn | None:
             axes.set_xlim(0, max(sweep.epochs) * 1.03)
             if len(groups) == 1 or i == len(names) - 1:
                 axes.set_xlabel("epoch")
-    _legend(figure, grid[0])
+    _legend(figure, place, grid[0])
     text = f"Mean over the seeds of each arm ({seeds(sweep)}), each point the mean over 1/120 of the run."
     finish(figure, f"{text} Dotted: the loss of a collapsed encoder.")
     return Drawn(
@@ -67,11 +67,11 @@ def ageing(sweep: SweepRuns) -> Drawn | None:
     arms = [arm for arm in sweep.measured if sum(np.isfinite(v[list(arm.rows)]).any() for v in ages.values()) > 1]
     if not arms:
         return None
+    place = _places(_groups(sweep))  # before some are left out: the colours are those of the other figures
     groups = [(title, [pair for pair in group if pair[1] in arms]) for title, group in _groups(sweep)]
     groups = [(title, group) for title, group in groups if group]
     if not _readable(groups):
         return None
-    place = _places(groups)
     figure = Figure(figsize=(WIDTH if len(groups) > 1 else 5.6, 3.2))
     panels = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
     for axes, (title, group) in zip(panels, groups, strict=True):
@@ -89,7 +89,7 @@ def ageing(sweep: SweepRuns) -> Drawn | None:
         axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
         axes.set(xlabel="age of the key, steps", title=title if len(groups) > 1 else f"Here: {setting(sweep)}")
     if not direct:
-        _legend(figure, panels)
+        _legend(figure, place, panels)
     panels[0].set_ylabel("cosine with the same view\nencoded now")
     text = (
         f"Mean over the seeds of each arm ({seeds(sweep)}) and over the readings between a quarter and three quarters "
@@ -110,12 +110,17 @@ def _places(groups: Sequence[tuple[str, list[tuple[str, Arm]]]]) -> dict[str, in
     return {text: j for j, text in enumerate(dict.fromkeys(text for _, arms in groups for text, _ in arms))}
 
 
-def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
+def _legend(figure: Figure, place: dict[str, int], panels: Sequence[Axes]) -> None:
     """One legend above all panels: each name once."""
     handles = {text: line for axes in panels for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    labels = list(handles)
+    labels = sorted(handles, key=lambda text: place[text])
     figure.legend(
-        list(handles.values()), labels, loc="outside upper left", ncols=min(len(labels), 6), frameon=False, fontsize=8.5
+        [handles[text] for text in labels],
+        labels,
+        loc="outside upper left",
+        ncols=min(len(labels), 6),
+        frameon=False,
+        fontsize=8.5,
     )
 
 
