@@ -226,9 +226,10 @@ def load(source: Source, run: Config) -> Encoder:
             if names
         )
         known = ", ".join(get_args(config.Encoder.model_fields["arch"].annotation))
+        told = "" if "arch" in source.said else "is no whole network that is known here: it "
         raise UserError(
-            f"{source.path}: does not fit encoder.arch = {cfg.arch}, {_variant(cfg)}: {found}; allowed is another "
-            f"encoder.arch ({known}), encoder.stem, encoder.width or encoder.head"
+            f"{source.path}: {told}does not fit encoder.arch = {cfg.arch}, {_variant(cfg)}: {found}; allowed is "
+            f"another encoder.arch ({known}), encoder.stem, encoder.width or encoder.head"
         )
     encoder.load_state_dict(dict(theirs), strict=False)  # checked above; a counter stays at 0
     return encoder
