@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
-from urllib.request import urlopen
 
 import torch
 
@@ -160,7 +159,7 @@ class Server:
                 self.command, env=environment, stdout=log, stderr=log, start_new_session=True
             )
         while self.process.poll() is None:
-            with suppress(OSError), urlopen(f"{self.uri}/health", timeout=10):
+            with suppress(OSError), ui.DIRECT.open(f"{self.uri}/health", timeout=10):
                 return
             time.sleep(0.1)
         raise RuntimeError(self.log.read_text())

@@ -147,7 +147,7 @@ def test_only_f_q_is_read(tmp_path: Path) -> None:
 
 def test_a_pretraining_that_is_not_finished_is_refused_in_one_line(tmp_path: Path) -> None:
     config = configure()
-    with pytest.raises(UserError, match=r"state = pending: allowed is finished") as absent:
+    with pytest.raises(UserError, match=r"state = not begun: allowed is finished") as absent:
         pretrained(config.pretraining, tmp_path, CPU)
     assert "\n" not in str(absent.value) and config.pretraining.signature in str(absent.value)
     with record.start(tmp_path, config.pretraining, command=["test"]) as run:

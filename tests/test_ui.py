@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,3 +129,10 @@ def test_a_taken_port_is_passed_over() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert ui.free_port(port) != port
+
+
+def test_a_proxy_is_not_asked_for_a_server_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # answers nobody
+    monkeypatch.setattr(urllib.request, "_opener", None)  # which keeps the proxies of its first use
+    with ui.server(fresh_store(tmp_path), 5700) as address:
+        assert address.startswith("http://127.0.0.1:57")

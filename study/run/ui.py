@@ -17,6 +17,8 @@ from study.run.mirror import Mirror
 
 HOST = "127.0.0.1"
 START_S = 120.0
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Asks without the proxy of ``http_proxy``, which knows no way to this machine's loopback."""
 
 
 def serve(runs_dir: Path, files: Path, port: int) -> int:
@@ -123,7 +125,7 @@ def free_port(first: int) -> int:
 def _await(process: "subprocess.Popen[bytes]", address: str, log: Path) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
-        with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=10):
+        with suppress(OSError), DIRECT.open(f"{address}/health", timeout=10):
             return
         time.sleep(0.1)
     raise UserError(f"mlflow server: it did not start; {log} says why")

@@ -180,7 +180,7 @@ def submit_command(arguments: argparse.Namespace) -> int:
     sweep = _load(arguments)
     plan = _plan(sweep, arguments)
     _show(plan, arguments)
-    if not arguments.dry_run:
+    if arguments.cluster == "local" and not arguments.dry_run:
         for name in dict.fromkeys(row.point.config.data.name for row in plan.to_run):
             images.load(name)
     if not (arguments.dry_run or arguments.no_mirror):
