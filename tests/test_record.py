@@ -226,7 +226,7 @@ def test_killed_at_any_moment_and_continued_it_ends_with_the_bits_of_an_unbroken
     chance, folder = random.Random(0), tmp_path / CONFIG.signature
     kills = 0
     while kills < 30:
-        kill_after(chance.uniform(0.0, 0.02), train_in_child, tmp_path)
+        kill_after(chance.uniform(0.0, 0.006), train_in_child, tmp_path)
         kills += 1
         if status.read(folder).state == "finished":
             break
@@ -237,7 +237,7 @@ def test_killed_at_any_moment_and_continued_it_ends_with_the_bits_of_an_unbroken
     assert not list(folder.rglob("*.tmp"))
     attempts = provenance.read(folder)["attempts"]
     assert [a["attempt"] for a in attempts] == list(range(1, len(attempts) + 1))
-    assert kills >= 3
+    assert kills >= 2
 
 
 def test_a_second_process_is_refused_while_the_first_runs(tmp_path):
