@@ -184,9 +184,8 @@ def knn_predict(bank: Tensor, labels: Tensor, queries: Tensor, classes: int, k: 
     for start in range(0, len(queries), rows):
         chunk = F.normalize(queries[start : start + rows])
         cosine, index = nearest(chunk @ columns, k)  # (c, k)
-        weight = (
-            (cosine - cosine.amax(1, keepdim=True)) / T
-        ).exp()  # relative to the nearest: the same vote, and no overflow
+        best = cosine.amax(1, keepdim=True)
+        weight = ((cosine - best) / T).exp()  # relative to the nearest: the same vote, and no overflow
         votes = torch.zeros(len(chunk), classes, dtype=torch.int64, device=bank.device)
         votes.scatter_add_(1, labels[index], (weight.double() * 2**40).long())
         predicted.append(votes.argmax(1))

@@ -38,8 +38,8 @@ def nearest(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
 @kept
 def _nearest(similarity: Floats, value: Floats, position: Positions) -> None:
     """Two levels of maxima: first of groups of numbers, then of groups of groups. The k largest numbers are no smaller
-    than the k-th largest of the latter, which a histogram finds to within a bin; what is not below that is little, and
-    sorted. A group is every so-many-th number, so that all maxima are taken side by side."""
+    than the k-th largest of the latter, which a histogram finds to within a bin; what is not below that is
+    little. A group is every so-many-th number, so that all maxima are taken side by side."""
     (c, n), k = similarity.shape, value.shape[1]
     width = GROUP if n >= GROUP * MAXIMA * k else 1
     groups = n // width

@@ -35,13 +35,14 @@ def write(views: Tensor, images: Tensor, p: Parameters, grey_first: bool, mean: 
     B, size, _, _ = views.shape
     taps_down, taps_across = (2 * math.ceil(max(1.0, side / size)) for side in images.shape[2:])
     rows = Parameters._make(column.contiguous().numpy() for column in p)
+    images = images.contiguous()
 
     def part(start: int, stop: int) -> None:
         _write(
             start,
             stop,
             views.numpy(),
-            images.contiguous().numpy(),
+            images.numpy(),
             rows,
             grey_first,
             mean.numpy(),

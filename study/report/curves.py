@@ -67,8 +67,9 @@ def ageing(sweep: SweepRuns) -> Drawn | None:
     arms = [arm for arm in sweep.measured if sum(np.isfinite(v[list(arm.rows)]).any() for v in ages.values()) > 1]
     if not arms:
         return None
-    place = _places(_groups(sweep))  # before some are left out: the colours are those of the other figures
-    groups = [(title, [pair for pair in group if pair[1] in arms]) for title, group in _groups(sweep)]
+    groups = _groups(sweep)
+    place = _places(groups)  # before some are left out: the colours are those of the other figures
+    groups = [(title, [pair for pair in group if pair[1] in arms]) for title, group in groups]
     groups = [(title, group) for title, group in groups if group]
     if not _readable(groups):
         return None

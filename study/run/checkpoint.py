@@ -67,7 +67,8 @@ def read(path: Path) -> Any:
     """What a file of tensors and plain values holds, on the CPU, whoever wrote it.
 
     Raises:
-        UserError: it holds something else, or is no such file.
+        UserError: it holds something else.
+        OSError: it cannot be opened.
         DamagedError: it is one of ours, and its bytes changed since it was written.
     """
     name = _NAME.match(path.name)

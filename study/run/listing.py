@@ -37,12 +37,12 @@ def one(run: str, runs_dir: Path, files: Path) -> dict[str, Any]:
     Raises:
         UserError: there is no such run, or more than one.
     """
+    from study.run import export
+
     start = Path(run).name
     if not start:
         raise UserError(f"command line: RUN = {run}: allowed is a signature or the beginning of one")
     here = [(folder, entry, known) for folder, entry, known in _here(runs_dir) if folder.name.startswith(start)]
-    from study.run import export
-
     if here:
         folder, _, known = here[0]
         readings = journal.read(folder / "metrics.jsonl")

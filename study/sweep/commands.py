@@ -292,13 +292,10 @@ def cancel_command(arguments: argparse.Namespace) -> int:
 
 
 def _load(arguments: argparse.Namespace) -> "Sweep":
-    from study.config import flatten, parse_overrides, render
+    from study.arguments import read_overrides
     from study.sweep import grid
 
-    overrides = parse_overrides(arguments.overrides)
-    for key, value in flatten(overrides).items():
-        print(f"override: {key} = {render(value)}", file=sys.stderr)
-    return grid.load(arguments.sweep, arguments.scale, overrides)
+    return grid.load(arguments.sweep, arguments.scale, read_overrides(arguments.overrides))
 
 
 def _plan(sweep: "Sweep", arguments: argparse.Namespace) -> "Plan":
