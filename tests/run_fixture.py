@@ -1,8 +1,8 @@
 """What the tests of a run's folder share: a small file system, and processes that are killed."""
 
 import multiprocessing
+import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -55,17 +55,40 @@ def start(target: Callable[..., None], *arguments: object) -> tuple[BaseProcess,
     return process, here
 
 
+class Fuse:
+    """A child's end of the reports; the first one lights the fuse.
+
+    The kernel ends the process as ``kill -9`` does, since nothing handles SIGALRM. Its own timer, not one of the
+    parent: while a busy machine lets the child wait, it gets no further.
+    """
+
+    def __init__(self, report: Connection, seconds: float) -> None:
+        self.report, self.seconds = report, max(seconds, 1e-6)
+
+    def send(self, what: Any) -> None:
+        self.report.send(what)
+        if self.seconds:
+            signal.setitimer(signal.ITIMER_REAL, self.seconds)
+            self.seconds = 0.0
+
+    def close(self) -> None:
+        self.report.close()
+
+
+def with_fuse(report: Connection, seconds: float, target: Callable[..., None], *arguments: object) -> None:
+    target(Fuse(report, seconds), *arguments)
+
+
 def kill_after(seconds: float, target: Callable[..., None], *arguments: object) -> list[Any]:
-    """Run ``target`` as above and kill it (-9) so many seconds after its first report; all that it reported."""
-    process, report = start(target, *arguments)
-    reports = [report.recv()]
-    time.sleep(seconds)
-    process.kill()
-    process.join()
+    """Run ``target`` as above and end it, unasked, so many seconds after its first report; all that it reported."""
+    process, report = start(with_fuse, seconds, target, *arguments)
+    reports = []
     try:
         while True:
             reports.append(report.recv())
-    except EOFError:
+    except (OSError, EOFError):  # whole, or in the middle of a report
+        process.join()
+        assert process.exitcode in {0, -signal.SIGALRM}
         return reports
 
 

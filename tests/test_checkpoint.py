@@ -264,9 +264,12 @@ def keep_checkpoints(report: Connection, folder: Path) -> None:
 
 
 def test_killed_at_any_moment_the_last_whole_checkpoint_stands(tmp_path):
-    chance, last, interrupted = random.Random(0), 0, 0
-    for _ in range(40):
-        last = max(last, *kill_after(chance.uniform(0.0, 0.08), keep_checkpoints, tmp_path))
+    chance, last, interrupted, window = random.Random(0), 0, 0, 0.08
+    while last <= 10 or interrupted <= 5:
+        reports = kill_after(chance.uniform(0.0, window), keep_checkpoints, tmp_path)
+        if len(reports) == 1:
+            window *= 1.02  # too short for one, maybe
+        last = max(last, *reports)
         assert len(list(tmp_path.glob("*.pt"))) <= 3
         interrupted += bool(list(tmp_path.glob(files.TEMPORARY)))
         found = checkpoint.latest(tmp_path, RUN, quiet)
@@ -274,5 +277,3 @@ def test_killed_at_any_moment_the_last_whole_checkpoint_stands(tmp_path):
             assert found[0] >= last
             assert_holds(found, found[0])
             last = found[0]
-    assert last > 10, "too few were saved: the test shows nothing"
-    assert interrupted > 5, "too few kills hit a write: the test shows nothing"

@@ -39,7 +39,7 @@ sys.exit(launch.launch(plan.make(sweep, runs_dir), runs_dir, options, mirror=Fal
 """
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := condition():

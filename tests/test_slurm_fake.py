@@ -552,7 +552,7 @@ def test_ctrl_c_while_waiting_leaves_the_jobs_alone_and_says_so(fake: Fake, tmp_
         assert process.stdout is not None
         assert any(line.startswith("2 pending") for line in process.stdout)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "the jobs go on" in said
     assert fake.sizes() == [2] and not fake.calls("scancel")

@@ -75,7 +75,7 @@ def prepare(tmp_path: Path, conf: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return runs_dir
 
 
-def until(done: Callable[[], object], seconds: float = 40) -> None:
+def until(done: Callable[[], object], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, f"still not so after {seconds} s: {slurm_says('squeue', '--states=all')}"
@@ -140,7 +140,7 @@ def test_twelve_points_are_three_arrays_that_run_the_code_of_their_submission(ru
     assert all(steps(runs, point.signature) == [0, 1, 2] for point in sweep.points[1:]), "each ran once"
     job = status.read(runs / sweep.points[0].signature)
     assert job and job.job_id
-    until(lambda: "1:0" in slurm_says("sacct", "-n", "-X", "-P", "-j", job.job_id, "-o", "ExitCode"), 10)
+    until(lambda: "1:0" in slurm_says("sacct", "-n", "-X", "-P", "-j", job.job_id, "-o", "ExitCode"))
 
 
 def test_a_preempted_point_saves_at_the_step_and_continues(runs: Path, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_short_time_limit_saves_and_continues(
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(with_accounting))
     runs, sweep = short_time
-    until(lambda: finished(runs, sweep), 90)
+    until(lambda: finished(runs, sweep))
     point = sweep.points[0].signature
     assert "SIGUSR2" in (runs / point / "signals.txt").read_text()
     assert sorted(set(steps(runs, point))) == list(range(SHORT_STEPS))

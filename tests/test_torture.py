@@ -13,7 +13,7 @@ import torch
 from accidents import Server, Trainee, tracked_points
 from run_fixture import MEGABYTE, kill_after, mount
 from torture import crowd, kills
-from tracking_fixture import fresh_store, line, make, set_status, sweep
+from tracking_fixture import Proxy, fresh_store, line, make, set_status, sweep
 
 from study.run import journal, record, status, store
 from study.run.files import StorageError
@@ -40,15 +40,15 @@ def test_a_server_that_is_killed_while_it_is_written_loses_and_doubles_nothing(t
     folders = [make(runs, seed, steps=1200) for seed in range(4)]
     sweep(runs, folders)
     with Server(fresh_store(tmp_path / "store")) as server:
+        proxy = Proxy(int(server.uri.rpartition(":")[2]))
+        killer = threading.Timer(0.002, server.kill)
 
-        def kill_in_the_middle() -> None:
-            while not list(runs.glob("*/mirror.json")):
-                time.sleep(0.01)
-            server.kill()
+        def kill_in_the_middle(method: str, path: str) -> None:
+            if path.endswith("log-batch") and list(runs.glob("*/mirror.json")) and not killer.ident:
+                killer.start()
 
-        killer = threading.Thread(target=kill_in_the_middle)
-        killer.start()
-        mirror = Mirror(runs, server.uri)
+        proxy.fault = kill_in_the_middle
+        mirror = Mirror(runs, proxy.uri)
         broken = mirror.sync()
         killer.join()
         assert broken.error is not None and "\n" not in broken.error and 0 < broken.created < 4
@@ -58,6 +58,7 @@ def test_a_server_that_is_killed_while_it_is_written_loses_and_doubles_nothing(t
         server.start()
         assert mirror.sync().complete
         counts = tracked_points(server.uri, runs)
+        proxy.close()
     points = 4 * (2 * 1200 + 1) + 1
     assert counts == {"runs": 4, "in Default": 0, "not FINISHED": 0, "points": points, "lost": 0, "doubled": 0}
 
@@ -72,13 +73,16 @@ def test_a_mirror_killed_at_any_moment_loses_and_doubles_nothing(tmp_path: Path)
     kept = fresh_store(runs)
     folders = [make(runs, seed, steps=500, state="running") for seed in range(4)]
     sweep(runs, folders)
-    interrupted = 0
-    for kill in range(12):
+    interrupted, passes, window = 0, 0, 0.5
+    while interrupted < 8:
         for folder in folders:
             with (folder / "metrics.jsonl").open("a") as file:
-                file.write(line(501 + kill, {"train/loss": 0.5, "train/lr": 0.03}))
-        interrupted += len(kill_after(chance.uniform(0.0, 0.5), mirror_in_child, runs)) == 1
-    assert interrupted > 5, "too few kills hit a pass: the test shows nothing"
+                file.write(line(501 + passes, {"train/loss": 0.5, "train/lr": 0.03}))
+        passes += 1
+        if len(kill_after(chance.uniform(0.0, window), mirror_in_child, runs)) == 1:
+            interrupted += 1
+        else:
+            window *= 0.9  # it was faster
     for folder in folders:
         set_status(folder, state="finished")
     assert Mirror(runs).sync().complete
