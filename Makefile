@@ -30,7 +30,7 @@ data: $(INSTALLED)
 reproduce: data
 	$(STUDY) sweep submit sweeps/$(SWEEP).yaml --scale $(SCALE) --cluster local --wait
 	$(STUDY) runs export $(SWEEP)-$(SCALE)
-	$(STUDY) report
+	$(STUDY) report --show $(SWEEP)-$(SCALE)
 
 reproduce-all: data
 	for sweep in momentum mechanisms batch; do $(MAKE) reproduce SWEEP=$$sweep || exit; done

@@ -3,13 +3,17 @@
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
     """Takes Words that stand after an option join the positional list named ``rest``, which argparse itself drops."""
 
     rest = ""
+
+    def error(self, message: str) -> NoReturn:
+        """One line, as for all bad input, and exit code 2."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     from study.run import commands as runs
     from study.sweep import commands as sweep
 
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="study",
         description="A reproduction study of Momentum Contrast (He et al. 2019): train, sweep, record, report.",
         epilog=EPILOG,

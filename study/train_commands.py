@@ -77,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
     files = [argument for argument in arguments.arguments if "=" not in argument]
     if len(files) > 1:
         raise UserError(f"command line: {files[1]!r}: allowed is one config file, then key=value")
+    if files and not Path(files[0]).exists():
+        raise UserError(f"command line: {files[0]}: no such file; allowed is a config file, or key=value")
     for name in ("threads", "checkpoint_every"):
         value = getattr(arguments, name)
         if value is not None and not value >= (1 if name == "threads" else 0):  # NaN too

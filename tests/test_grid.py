@@ -86,7 +86,7 @@ def test_a_seed_on_the_command_line_is_the_only_one(tmp_path: Path) -> None:
     ("text", "says"),
     [
         (M + "axis: {}\n", "axis = {}: unknown key; allowed is name, title"),
-        ("base: {}\n", "axes"),
+        ("base: {}\n", "axes is missing: allowed is a value"),
         ("axes: {}\n", "axes"),
         ("axes: {m: []}\n", "axes.m = []: allowed is one value or more"),
         ("axes: {m: {}}\n", "axes.m = {}: allowed is one value or more"),

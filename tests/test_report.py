@@ -271,6 +271,22 @@ def test_a_readme_that_is_absent_is_found_before_anything_is_written(
     assert "gone.md: no such file\n" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
+def test_one_sweep_can_be_shown_and_all_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    runs.mkdir()
+    for path in (path for name in ("age", "eviction") for path in ROOT.glob(f"results/runs/{name}-quick.*")):
+        shutil.copy(path, runs)
+    command = ["report", "--runs", str(runs), "--sweeps", str(ROOT / "sweeps"), "--out", str(out), "--show"]
+    assert cli.main([*command, "mine"]) == 2
+    assert capsys.readouterr().err.endswith("--show = mine: allowed is age-quick, eviction-quick\n")
+    assert not out.exists()
+    assert cli.main([*command, "age-quick"]) == 0
+    said = capsys.readouterr().out
+    assert grid.load(ROOT / "sweeps/age.yaml", "quick").title in said
+    assert grid.load(ROOT / "sweeps/eviction.yaml", "quick").title not in said
+    assert {path.stem for path in out.glob("quick/tables/*.csv")} == {"age", "eviction"}
+
+
 def test_a_reader_that_has_gone_makes_no_traceback(tmp_path: Path) -> None:
     """As in `study report | head -1`."""
     reader, writer = os.pipe()

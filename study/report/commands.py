@@ -30,6 +30,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     command.add_argument("--runs", type=Path, default=Path("results/runs"), help="exported runs (%(default)s)")
     command.add_argument("--out", type=Path, default=Path("results"), help="where the scales' folders go (%(default)s)")
     command.add_argument("--sweeps", type=Path, default=Path("sweeps"), help="the sweeps' YAML (%(default)s)")
+    command.add_argument("--show", metavar="SWEEP-SCALE", help="print this sweep alone; all are written (default: all)")
     command.add_argument("--readme", type=Path, metavar="FILE", help="refresh the marked blocks of this file, too")
     command.set_defaults(func=report_command)
 
@@ -48,10 +49,15 @@ def report_command(args: argparse.Namespace) -> int:
 
     if args.readme and not args.readme.is_file():
         raise UserError(f"--readme {args.readme}: no such file")
+    exported = sorted(path.name.removesuffix(".runs.parquet") for path in args.runs.glob("*.runs.parquet"))
+    if args.show and args.show not in exported:
+        raise UserError(f"command line: --show = {args.show}: allowed is {', '.join(exported) or 'none: no runs'}")
     sections = write.write(args.runs, args.out, args.sweeps)
     if args.readme:
         write.refresh(args.readme, args.out)
     for each in sections:
+        if args.show not in (None, f"{each.table.sweep.name}-{each.table.sweep.scale}"):
+            continue
         print(f"{each.table.sweep.title} · scale {each.table.sweep.scale}\n")
         print(tables.to_text(each.table))
         for line in tables.missing(each.table):

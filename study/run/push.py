@@ -48,7 +48,7 @@ class SyncReport:
 
     def __str__(self) -> str:
         counts = f"{self.runs} runs: {self.created} new, {self.updated} updated, {self.points} points sent"
-        return counts + (f", {self.removed} doubles removed" if self.removed else "")
+        return counts + (f", {self.removed} doubled or superseded removed" if self.removed else "")
 
     def json(self) -> str:
         """The report as one line of JSON."""

@@ -93,9 +93,11 @@ def check(store: Store, cluster: Literal["local", "slurm"] = "local") -> None:
         if file is None or not file.is_absolute():
             raise store.fault("depends on the working directory; allowed is sqlite:////absolute/path.db")
         room = next(folder for folder in file.parents if folder.is_dir())
-        if not os.access(room, os.W_OK) or (file.exists() and not os.access(file, os.W_OK)):
+        usage = shutil.disk_usage(room)
+        # A file system without a size, like /proc, takes no files.
+        if not usage.total or not os.access(room, os.W_OK) or (file.exists() and not os.access(file, os.W_OK)):
             raise store.fault("cannot be written; allowed is a place with write permission")
-        if shutil.disk_usage(room).free < ROOM:
+        if usage.free < ROOM:
             raise store.fault(f"the disk is full; allowed is {ROOM >> 20} MB of free space, or another {VARIABLE}")
     elif scheme.partition("+")[0] not in {"postgresql", "mysql", "mssql"} or not rest.startswith("//"):
         reason = "MLflow 3 has no file store" if scheme == "file" or ":" not in store.uri else "no store of ours"

@@ -33,6 +33,8 @@ def serve(runs_dir: Path, files: Path, port: int) -> int:
         UserError: there are no runs, or the store cannot work.
     """
     target = store.resolve(runs_dir)
+    if target.file is not None:
+        free_port(port)  # said before the store is filled, which may take a while
     for line in fill(runs_dir, files, target):
         print(line, flush=True)
     if target.file is None:

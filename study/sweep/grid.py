@@ -290,6 +290,8 @@ def _read(path: Path) -> SweepFile:
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in fault["loc"] if not str(part).startswith(("list[", "dict[")))
+        if fault["type"] == "missing":
+            raise UserError(f"{path}: {key} is missing: allowed is a value") from None
         allowed = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         raise UserError(f"{path}: {key} = {render(fault['input'])}: allowed is {allowed}") from None
     for axis, choices in file.axes.items():

@@ -4,7 +4,6 @@
 folder, every daemon listens on loopback, and ``down`` stops what ``up`` started, by process id, and nothing else.
 """
 
-import argparse
 import os
 import secrets
 import shutil
@@ -13,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from study.arguments import Parser
 from study.errors import UserError
 from study.sweep import daemons
 
@@ -278,7 +278,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m study.sweep.onenode", description=__doc__)
+    parser = Parser(prog="python -m study.sweep.onenode", description=__doc__)
     parser.add_argument("action", choices=["up", "down"])
     parser.add_argument("--state", type=Path, default=STATE, help="folder of the cluster (default %(default)s)")
     parser.add_argument("--no-accounting", action="store_true", help="leave slurmdbd and MariaDB out")

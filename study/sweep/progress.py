@@ -13,7 +13,7 @@ from rich.text import Text
 from study.run import status
 from study.sweep.grid import Point
 from study.sweep.local import End, Pool
-from study.sweep.plan import Row
+from study.sweep.plan import Row, makespan
 from study.sweep.table import duration, left_seconds, progress
 
 REDRAW_S = 0.5
@@ -84,14 +84,13 @@ class Progress:
     def _left(self, pool: Pool, rows: list[Row]) -> float | None:
         """Seconds until the last point ends, from the running points' speeds and else from the plan's costs."""
         running = [left_seconds(row) for row in rows]
-        costs = [pool.costs[point.signature] for point in pool.waiting]
-        costs += [
+        costs = [
             pool.costs[row.point.signature] if left is None else left for row, left in zip(rows, running, strict=True)
         ]
+        costs += [pool.costs[point.signature] for point in pool.waiting]
         if None in costs or not costs:
             return None
-        seconds = [cost for cost in costs if cost is not None]
-        return max(sum(seconds) / pool.options.workers, *seconds, 0.0)
+        return makespan((cost for cost in costs if cost is not None), pool.options.workers)
 
 
 def _columns(row: Row) -> tuple[str, str, str]:
