@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
-from report_fixture import STORED, SWEEPS, write
+from report_fixture import ROOT, STORED, SWEEPS, write
 
 from study.report import figures, load, style
 from study.report.drawing import Drawn
@@ -141,6 +141,17 @@ def test_nothing_is_cut_off_and_no_two_names_overlap(drawn: tuple[SweepRuns, lis
             boxes.append((text.get_text(), box.shrunk(0.8, 0.7)))
         for (a, box_a), (b, box_b) in itertools.combinations(boxes, 2):
             assert not box_a.overlaps(box_b), f"{one.name}: {a!r} and {b!r} overlap"
+
+
+def test_figures_of_the_measured_runs_explain_themselves() -> None:
+    made = {one.name: one for sweep in load.load(ROOT / "results/runs", SWEEPS) for one in figures.draw(sweep)}
+    for one in made.values():
+        shifted = [axes.yaxis.get_offset_text().get_text() for axes in one.figure.axes if texts(one)]
+        assert not any(shifted), f"{one.name}: its numbers are to be added to {shifted}"
+    assert "Not drawn, with keys of one age at most: newest." in made["eviction-consistency"].alt
+    titles = {name: [axes.get_title(loc="left") for axes in one.figure.axes] for name, one in made.items()}
+    assert titles["batch-training"] == ["lr rule: linear", "lr rule: fixed", "", ""]
+    assert titles["dictionary-momentum-consistency"] == ["dictionary: queue 4096"]
 
 
 def test_files_carry_no_date_and_no_version() -> None:

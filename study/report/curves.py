@@ -88,7 +88,8 @@ def ageing(sweep: SweepRuns) -> Drawn | None:
             label_end(axes, *line)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-        axes.set(xlabel="age of the key, steps", title=title if len(groups) > 1 else f"Here: {setting(sweep)}")
+        axes.ticklabel_format(axis="y", useOffset=False)  # cosines near 1 stay cosines
+        axes.set(xlabel="age of the key, steps", title=title or f"Here: {setting(sweep)}")
     if not direct:
         _legend(figure, place, panels)
     panels[0].set_ylabel("cosine with the same view\nencoded now")
@@ -96,6 +97,8 @@ def ageing(sweep: SweepRuns) -> Drawn | None:
         f"Mean over the seeds of each arm ({seeds(sweep)}) and over the readings between a quarter and three quarters "
         "of the run."
     )
+    if without := [arm.name for arm in sweep.measured if arm not in arms]:
+        text += f" Not drawn, with keys of one age at most: {'; '.join(without)}."
     finish(figure, text)
     return Drawn(
         f"{sweep.name}-consistency",
@@ -133,7 +136,7 @@ def _groups(sweep: SweepRuns) -> list[tuple[str, list[tuple[str, Arm]]]]:
     names = values_of([arm.labels.get(line) for arm in sweep.measured], keep_order=True)
     return [
         (
-            named(line, name),
+            f"{line}: {name}" if isinstance(name, str) else named(line, name),
             [(named(x, arm.labels.get(x)), arm) for arm in sweep.measured if arm.labels.get(line) == name],
         )
         for name in names

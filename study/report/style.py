@@ -74,6 +74,8 @@ def render(figure: Figure) -> dict[str, bytes]:
 
 
 _END = "line's end"
+_GAP = 10.5
+"""Points between two names."""
 
 
 def label_end(axes: Axes, x: float, y: float, text: str, colour: str, size: float = 8.5) -> None:
@@ -114,8 +116,9 @@ def finish(figure: Figure, note: str) -> None:
 def _move_apart(axes: Axes, names: list[Annotation], points: float) -> None:
     names.sort(key=lambda name: (name.xy[1], name.get_text()))
     natural = [float(axes.transData.transform((0, name.xy[1]))[1]) * points for name in names]
-    for name, here, there in zip(names, natural, spread(natural, 10.5), strict=True):
-        name.set_position((name.get_position()[0], there - here))
+    lowest = float(axes.bbox.y0) * points + 5  # on the axis itself its line would strike a name through
+    for i, (name, here, there) in enumerate(zip(names, natural, spread(natural, _GAP), strict=True)):
+        name.set_position((name.get_position()[0], max(there, lowest + i * _GAP) - here))
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
