@@ -1,6 +1,7 @@
 """Settings of every test: one thread each, and no tracker but the test's own."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -9,6 +10,8 @@ import pytest
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
 os.environ.pop("MLFLOW_TRACKING_URI", None)
+# `make test &` leaves Ctrl-C ignored, here and in every process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
