@@ -58,7 +58,7 @@ def start(target: Callable[..., None], *arguments: object) -> tuple[BaseProcess,
 class Fuse:
     """A child's end of the reports; the first one lights the fuse.
 
-    The kernel ends the process as ``kill -9`` does, since nothing handles SIGALRM. Its own timer, not one of the
+    The kernel ends the process as ``kill -9`` does, since nothing handles its SIGALRM. Its own timer, not one of the
     parent: while a busy machine lets the child wait, it gets no further.
     """
 
@@ -68,6 +68,7 @@ class Fuse:
     def send(self, what: Any) -> None:
         self.report.send(what)
         if self.seconds:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout's handler came with the fork
             signal.setitimer(signal.ITIMER_REAL, self.seconds)
             self.seconds = 0.0
 

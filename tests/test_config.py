@@ -214,7 +214,7 @@ def test_whatever_a_tree_holds_it_is_a_config_or_one_clear_line(tree: Any) -> No
     ("arguments", "message"),
     [
         (["train", "m=2"], "study: command line: m = 2: allowed is less than or equal to 1"),
-        (["train", "absent.yaml"], "study: absent.yaml: cannot be read: No such file or directory"),
+        (["train", "absent.yaml"], "study: command line: absent.yaml: no such file; allowed is a config file"),
         (["train", "a.yaml", "b.yaml"], "study: command line: 'b.yaml': allowed is one config file"),
         (["train", "--threads", "0"], "study: command line: --threads = 0: allowed is a positive number"),
         (
