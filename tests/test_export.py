@@ -214,8 +214,12 @@ def test_a_better_run_replaces_and_a_point_that_went_goes(runs: Path, tmp_path: 
     make(runs, 1, final={"knn": 0.8})
     shutil.rmtree(folders[2])
     sweep(runs, folders[:2])
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(UserError, match=r"momentum-smoke.*: 1 finished run is no point of .* allowed is --drop"):
+        export.export(runs, out)
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
     said: list[str] = []
-    export.export(runs, out, say=said.append)
+    export.export(runs, out, drop=True, say=said.append)
     rows, metrics = export.load(out)
     found = {row.signature: json.loads(row.final) for row in rows.itertuples()}
     assert found == {folders[0].name: {"knn": 0.9}, folders[1].name: {"knn": 0.8}}

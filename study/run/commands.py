@@ -28,7 +28,8 @@ Exit code 1 if the store could not be served or a run could not be read."""
 
 EXPORT = """\
 Write runs as files to commit. A file keeps the runs that have no finished one here, so that exporting a part of a
-sweep loses nothing; points that the sweep no longer has go."""
+sweep loses nothing. Finished runs that the sweep, as last submitted here, no longer has are left out with --drop only:
+a submission with overrides has other points under the same name."""
 
 RECONCILE = """\
 After any accident: compares every point of every run with the store, sends what is missing, makes runs that hold
@@ -64,6 +65,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="momentum, momentum-quick, …; `train`: single runs (default: all sweeps, no single runs)",
     )
     verb.add_argument("--out", type=Path, default=Path("results/runs"), metavar="DIR", help="default: results/runs")
+    verb.add_argument("--drop", action="store_true", help="leave out finished runs that are no longer points")
     verb.set_defaults(func=export_command)
 
     verb = _add(verbs, "import", "exported runs into MLflow", "Fill a store from files; twice changes nothing.", EPILOG)
@@ -123,7 +125,11 @@ def export_command(arguments: argparse.Namespace) -> int:
     from study.run.export import export
 
     written = export(
-        arguments.runs_dir, arguments.out, arguments.sweeps or None, lambda line: print(line, file=sys.stderr)
+        arguments.runs_dir,
+        arguments.out,
+        arguments.sweeps or None,
+        drop=arguments.drop,
+        say=lambda line: print(line, file=sys.stderr),
     )
     for path in written:
         print(path)

@@ -55,24 +55,29 @@ def export(
     runs_dir: Path,
     out: Path,
     sweeps: Sequence[str] | None = None,
+    *,
+    drop: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
     """Write the runs of submitted sweeps; what the files already hold of other points of them stays.
 
     A finished run here replaces the one in a file; any other gives way to a finished one there. A run that has not
-    begun is no row: that it is missing follows from its sweep. A signature that is no longer a point of the sweep goes.
+    begun is no row: that it is missing follows from its sweep. A signature that is no longer a point of the sweep goes,
+    but a finished one only if told so: a submission with other overrides has other points under the same name.
 
     Args:
         runs_dir: the folder of runs.
         out: where the files go.
         sweeps: names (``momentum``, ``momentum-quick``, or ``train`` for runs of no sweep); all sweeps by default.
+        drop: leave out finished runs of the files that are no longer points of their sweep.
         say: told in one line a file what was kept of it.
 
     Returns:
         The files that were written or found up to date.
 
     Raises:
-        UserError: there is no such sweep, or nothing here nor there; a record, a config or a file is damaged.
+        UserError: there is no such sweep, or nothing here nor there; a record, a config or a file is damaged; or
+            finished runs would be lost. Nothing is written then.
         StorageError: a file cannot be written.
     """
     import pyarrow as pa
@@ -82,7 +87,10 @@ def export(
     written = []
     here = {folder.name for folder in tracked.folders(runs_dir)}
     placed = tracked.places(runs_dir)
-    for place, points in sorted(_members(runs_dir, here, placed, sweeps).items(), key=lambda item: item[0].name):
+    members = sorted(_members(runs_dir, here, placed, sweeps).items(), key=lambda item: item[0].name)
+    for place, points in members if not drop else ():
+        _refuse_loss(out / f"{place.name}{RUNS}", runs_dir, place, points)
+    for place, points in members:
         path = out / f"{place.name}{RUNS}"
         before, old_histories = _before(path)
         entries = {entry.signature: entry for entry in points}
@@ -120,6 +128,19 @@ def export(
     if not written and not any(out.glob(f"*{RUNS}")):  # with files there, they stay: a fresh clone has nothing newer
         raise UserError(f"{runs_dir}: holds no run of a submitted sweep; allowed is a folder of runs")
     return written
+
+
+def _refuse_loss(path: Path, runs_dir: Path, place: Place, points: Iterable[Entry]) -> None:
+    if place.sweep == tracked.LONE or not path.exists():
+        return
+    kept = {entry.signature for entry in points}
+    lost = sum(known.state == "finished" and entry.signature not in kept for entry, known in runs(path))
+    if lost:
+        raise UserError(
+            f"{path}: {lost} finished {'run is no point' if lost == 1 else 'runs are no points'} of {place.name} as "
+            f"last submitted to {runs_dir} (other overrides, or another grid); allowed is --drop to leave them out, "
+            "another --out, or to submit the sweep as it was"
+        )
 
 
 def _before(path: Path) -> "tuple[dict[str, tuple[Entry, Facts]], pa.Table]":
