@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ from sweep_files import write
 
 from study.run import status
 from study.run.lock import Lock
-from study.sweep import launch, plan, record
+from study.sweep import launch, plan, progress, record
 from study.sweep.grid import Sweep, load
 from study.sweep.local import Options
 
@@ -163,6 +165,28 @@ def test_a_second_ctrl_c_kills_what_does_not_stop(
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
     assert not any(alive(child["pid"]) for child in children)
+    assert "2 stopped\n" in process.communicate()[1]
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_point_that_says_it_was_saved_is_stopped_however_it_ends(
+    tmp_path: Path, launcher: Callable[..., subprocess.Popen[str]], killed: bool
+) -> None:
+    path, runs = write(tmp_path, TWO), tmp_path / "runs"
+    faults(runs, **{"0_0": "slow", "0_5": "slow"})
+    process = launcher(path)
+    until(lambda: len(trained(runs)) == 2)
+    process.send_signal(signal.SIGINT)
+    saved = [runs / point.signature / "log.txt" for point in load(path, "tiny").points]
+    until(lambda: all("to be continued" in log.read_text() for log in saved))
+    if killed:
+        process.send_signal(signal.SIGINT)
+    else:
+        (runs / "go").touch()
+    assert process.wait(20) == 130
+    said = process.communicate()[1]
+    assert "2 stopped\n" in said
+    assert "failed" not in said
 
 
 def test_the_children_end_when_their_launcher_is_killed(
@@ -205,6 +229,7 @@ def test_a_point_that_stops_elsewhere_is_taken_over_by_who_waits(
     assert second.poll() is None
     first.kill()
     assert second.wait(30) == 0
+    assert "2 done\n" in second.communicate()[1]
     assert set(states(load(path, "tiny"), runs).values()) == {"done"}
 
 
@@ -244,6 +269,28 @@ def test_a_probe_waits_for_its_pretraining_and_is_blocked_when_that_fails(tmp_pa
     assert order.index(good.signature) < order.index(probe.signature)
     faults(runs)
     assert run(sweep, runs) == 0
+
+
+def test_the_count_includes_the_points_that_others_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second launcher that waits for the points of a killed first one counts them in its total, too."""
+    sweep, runs = load(write(tmp_path, TWO), "tiny"), tmp_path / "runs"
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    record.write(sweep, runs)
+    folder = runs / sweep.points[0].signature
+    folder.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "2"]) as orphan:  # gone after a while: its point is taken over
+        running = status.Status(folder.name, "running", 1, host=socket.gethostname(), pid=orphan.pid)
+        running.heartbeat = time.time()
+        status.write(folder, running, durable=False)
+        reaper = threading.Thread(target=orphan.wait)
+        reaper.start()
+        assert run(sweep, runs, wait=True) == 0
+        reaper.join()
+    counted = set(re.findall(r"(\d+) of (\d+) points", capsys.readouterr().err))
+    assert counted <= {("0", "2"), ("1", "2"), ("2", "2")}
+    assert ("1", "2") in counted
 
 
 def test_a_launcher_can_be_stopped_from_outside(tmp_path: Path, launcher: Callable[..., subprocess.Popen[str]]) -> None:

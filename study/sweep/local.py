@@ -96,7 +96,7 @@ class Pool:
         self.elsewhere = [row.point for row in plan.rows if row.state == "running"]
         self.children: list[Child] = []
         self.ends: dict[str, End] = {}
-        self.total = len(self.waiting)
+        self.total = len(self.waiting) + len(self.elsewhere)
         self.costs = {row.point.signature: row.cost for row in plan.rows}
         self._seen = {point.signature for point in self.elsewhere}
         self._takes: dict[str, int] = {}
@@ -222,12 +222,16 @@ class Pool:
             self._takes[point.signature] = self._takes.get(point.signature, 0) + 1
             self.elsewhere.append(point)
             self.show.say(f"{point.name}: another process runs it")
-        elif code in STOPPED:
+        elif code in STOPPED or self._killed(code) or _saved(child, known):
             self._end(End(point, "stopped", f"stopped at step {known.step}" if known else ""), 0.0)
         else:
             error = known.error if known and state == "failed" and known.error else self._last_line(point)
             reason = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
             self._end(End(point, "failed", error or reason), 0.0)
+
+    def _killed(self, code: int) -> bool:
+        """Whether it ended because this pool killed it, at a second signal."""
+        return code == -signal.SIGKILL and self._told > 1
 
     def _last_line(self, point: Point) -> str:
         with suppress(OSError), (self.runs_dir / point.signature / "log.txt").open("rb") as log:
@@ -296,6 +300,11 @@ class Pool:
                     child.process.terminate()
                 else:
                     os.killpg(child.process.pid, signal.SIGKILL)
+
+
+def _saved(child: Child, known: Status | None) -> bool:
+    """Whether this very process, not an earlier attempt, noted that it was stopped and will be continued."""
+    return known is not None and known.pid == child.process.pid and known.state in ("killed", "scheduled")
 
 
 def final(known: Status | None) -> str:
