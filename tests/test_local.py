@@ -99,15 +99,19 @@ def launcher(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
             os.kill(child["pid"], signal.SIGKILL)
 
 
-def test_each_point_is_trained_once_with_its_threads_set_and_its_log_in_its_folder(tmp_path: Path) -> None:
+def test_each_point_is_trained_once_with_its_threads_set_and_its_log_in_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep, runs = load(write(tmp_path, TWO), "tiny"), tmp_path / "runs"
     assert run(sweep, runs, threads=3) == 0
     assert set(states(sweep, runs).values()) == {"done"}
     assert Counter(child["omp"] for child in trained(runs)) == {"3": 2}
     for point in sweep.points:
         assert f"training {point.signature}" in (runs / point.signature / "log.txt").read_text()
+    capsys.readouterr()
     assert run(sweep, runs) == 0
     assert len(trained(runs)) == 2
+    assert capsys.readouterr().err == "", "the plan says that there is nothing to run"
 
 
 def test_a_failed_point_is_listed_with_its_error_and_the_others_are_unharmed(

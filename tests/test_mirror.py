@@ -4,12 +4,13 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ from tracking_fixture import START_S, Proxy, fresh_store, held, line, make, same
 
 from study.errors import UserError
 from study.run import store, tracker, ui
-from study.run.mirror import Mirror, start_mirror
+from study.run.mirror import Beside, Mirror, start_mirror
 from study.run.reconcile import reconcile
 from study.run.tracked import lone, param
+from study.sweep import launch
 
 FAULTS = ["lose", "drop", 500, 403, 429]
 
@@ -519,6 +521,7 @@ def test_the_background_mirror_ends_complete_when_asked_or_orphaned(runs: Path) 
         mirror = start_mirror(Path({str(runs)!r})); print(mirror.pid, flush=True); os.kill(os.getpid(), 9)"
     make(runs, 1)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr == "", "the report has no reader any more, which is nothing to tell"
     pid = int(done.stdout)
     deadline = time.monotonic() + 60
     while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
@@ -542,3 +545,31 @@ def test_watching_goes_on_through_failures_and_ends_with_a_complete_pass(runs: P
     stop.set()
     watcher.join(60)
     assert reports[0].complete and len(held(proxy.uri)["train", folder.name]["points"]) == 11
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_mirror_that_is_killed_is_told_of_and_replaced_while_the_sweep_goes_on(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(runs, steps=2)
+    monkeypatch.setattr(launch, "LOOK_S", 0.05)
+    started: list[Beside] = []
+
+    def start(folder: Path) -> Beside:
+        started.append(start_mirror(folder))
+        return started[-1]
+
+    monkeypatch.setattr("study.run.mirror.start_mirror", start)
+    said: list[str] = []
+    with launch.mirrored(runs, said.append):
+        os.kill(started[0].pid, signal.SIGKILL)
+        until(lambda: len(started) == 2)
+        assert said == ["MLflow: the mirror ended early; another one goes on"]
+    assert said[1:] == ["bringing MLflow up to date"]
+    assert len(held(uri(runs))) == 1

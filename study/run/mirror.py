@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +167,11 @@ class Beside:
         """The process that mirrors."""
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        """It has ended, although nobody asked."""
+        return self._report is None and self._process.poll() is not None
+
     def stop(self, timeout: float = STOP_S) -> SyncReport:
         """Ask for a last complete pass and wait for it; a second call gives the same report.
 
@@ -203,7 +209,9 @@ def _main(runs_dir: str, uri: str, interval: str) -> None:
 
     threading.Thread(target=until_input_ends, daemon=True).start()
     report = Mirror(Path(runs_dir), uri or None).watch(stop, float(interval))
-    print(report.json(), flush=True)
+    # Who was to read it may have been killed. A file of its own leaves nothing behind to be flushed at the exit.
+    with suppress(BrokenPipeError), open(sys.stdout.fileno(), "w", closefd=False) as out:
+        out.write(report.json() + "\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,11 @@ from study.sweep import plan as plans
 from study.sweep.local import Options, Pool
 from study.sweep.plan import Plan
 from study.sweep.progress import Progress
+
+LOOK_S = 1.0
+"""Seconds between two looks at the mirror."""
+RESTARTS = 3
+"""Mirrors that are started in place of one that ended early: one that cannot live would end for ever."""
 
 
 def launch(plan: Plan, runs_dir: Path, options: Options, *, mirror: bool = True) -> int:
@@ -75,10 +81,25 @@ def mirrored(runs_dir: Path, say: Callable[[str], None], *, wanted: bool = True)
     from study.run.mirror import start_mirror
 
     beside = start_mirror(runs_dir)
+    over = threading.Event()
+
+    def look_after() -> None:
+        nonlocal beside
+        for _ in range(RESTARTS):
+            while not beside.ended:
+                if over.wait(LOOK_S):
+                    return
+            say("MLflow: the mirror ended early; another one goes on")
+            beside = start_mirror(runs_dir)
+
+    keeper = threading.Thread(target=look_after, daemon=True)
+    keeper.start()
     try:
         yield
     finally:
-        say("logging the rest to MLflow")
+        over.set()
+        keeper.join()
+        say("bringing MLflow up to date")
         if not (report := beside.stop()).complete:
             say(f"MLflow: {report.error or '; '.join(report.problems)}")
 
@@ -88,7 +109,8 @@ def _summary(pool: Pool, show: Progress) -> None:
     by_state: dict[str, int] = {}
     for end in pool.ends.values():
         by_state[end.state] = by_state.get(end.state, 0) + 1
-    show.say(", ".join(f"{number} {state}" for state, number in by_state.items()) or "nothing to run")
+    if by_state:  # otherwise the plan has said that there is nothing to run
+        show.say(", ".join(f"{number} {state}" for state, number in by_state.items()))
     for end in pool.ends.values():
         if end.state in ("failed", "elsewhere"):
             log = pool.runs_dir / end.point.signature / "log.txt"
