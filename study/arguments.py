@@ -11,6 +11,11 @@ class Parser(argparse.ArgumentParser):
 
     rest = ""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register("type", int, whole)
+        self.register("type", float, decimal)
+
     def error(self, message: str) -> NoReturn:
         """One line, as for all bad input, and exit code 2."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -23,6 +28,22 @@ class Parser(argparse.ArgumentParser):
         if words:
             setattr(known, self.rest, [*getattr(known, self.rest), *words])
         return known, [word for word in extras if word not in words]
+
+
+def whole(text: str) -> int:
+    """An argument of type ``int``."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a whole number") from None
+
+
+def decimal(text: str) -> float:
+    """An argument of type ``float``."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a number") from None
 
 
 def read_overrides(words: Iterable[str]) -> dict[str, Any]:

@@ -12,7 +12,11 @@ from study import cli
     [
         ("frobnicate", "study: argument COMMAND: invalid choice: 'frobnicate'"),
         ("report --nosuch", "study: unrecognized arguments: --nosuch"),
-        ("runs ui --port x", "study runs ui: argument --port: invalid int value: 'x'"),
+        ("runs ui --port x", "study runs ui: argument --port: 'x': allowed is a whole number"),
+        ("runs sync --watch --interval -3", "study runs sync: argument --interval: -3: allowed is above 0, at most"),
+        ("runs sync --watch --interval x", "study runs sync: argument --interval: 'x': allowed is a number"),
+        ("sweep submit any.yaml --workers x", "study sweep submit: argument --workers: 'x': allowed is a whole"),
+        ("data pack any --test-share x", "study data pack: argument --test-share: 'x': allowed is a number"),
         ("runs ui --port 99999", "study: command line: --port = 99999: allowed is"),
         ("sweep plan any.yaml --cluster mars", "study sweep plan: argument --cluster: invalid choice: 'mars'"),
         ("train m", "study: command line: m: no such file; allowed is a config file, or key=value"),

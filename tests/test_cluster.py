@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import sweep_files
 
+from study import cli
 from study.errors import UserError
 from study.sweep import cluster
 from study.sweep.cluster import Cluster
@@ -45,12 +47,18 @@ def test_a_time_is_written_as_slurm_writes_it(tmp_path: Path, text: str, minutes
     [
         ("partion: gpu", 'partion = "gpu": unknown key; allowed is partition'),
         ("scales: {gpu: {cpu: 3}}", "scales.gpu.cpu = 3: unknown key"),
-        ("sweeps: {other: {time: soon}}", 'sweeps.other.time = "soon": allowed is'),
+        ("sweeps: {other: {time: soon}}", 'sweeps.other.time = "soon": allowed is minutes, hours:minutes,'),
+        ("time: 99:99", 'time = "99:99": allowed is minutes, hours:minutes,'),
+        ("time: 1:00:60", 'time = "1:00:60": allowed is minutes, hours:minutes,'),
+        ("scales: {smok: {time: 3}}", 'scales.smok = {"time": 3}: no scale; allowed is cpu, gpu, '),
         ("gpus: -1", "gpus = -1: allowed is"),
-        ("memory: 16 GB", "memory = "),
+        ("memory: 16 GB", 'memory = "16 GB": allowed is text such as 16G'),
         ("scales: [gpu]", "scales = "),
         ("sbatch: {array: 0-3}", "sbatch.array = "),
         ("sbatch: {job_name: mine}", "sbatch.job_name = "),
+        ("sbatch: {partition: x}", 'sbatch.partition = "x": stands in the key partition of this file'),
+        ("sbatch: {cpus_per_task: 2}", "sbatch.cpus_per_task = 2: stands in the key cpus of this file"),
+        ("sbatch: {mem: 1G}", "stands in the key memory"),
         ("cpus: 1\ncpus: 2", "twice"),
     ],
 )
@@ -62,6 +70,33 @@ def test_bad_input_is_one_line_that_names_the_key(tmp_path: Path, text: str, fau
     assert str(error.value).startswith(str(path))
     assert fault in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_scale_beside_the_sweep_may_have_its_resources(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("scales: {tiny: {time: 3}, other: {time: 4}}")
+    (tmp_path / "scales").mkdir()
+    (tmp_path / "scales" / "other.yaml").write_text("")
+    assert cluster.of_sweep(path, sweep_files.sweep(tmp_path, "axes: {m: [0, 0.5]}")).time == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("partion: gpu", "cluster.yaml: partion"), (None, "cluster.yaml: cannot be read")]
+)
+def test_its_faults_are_told_where_there_is_no_slurm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str | None, said: str
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    path = tmp_path / "cluster.yaml"
+    if text:
+        path.write_text(text)
+    sweep = str(sweep_files.write(tmp_path, "axes: {m: [0, 0.5]}"))
+    words = [sweep, "--scale", "tiny", "--cluster", "slurm", "--cluster-config", str(path)]
+    for verb in ("plan", "submit"):
+        assert cli.main(["sweep", verb, *words, "--runs-dir", str(tmp_path / "runs")]) == 2
+        out, error = capsys.readouterr()
+        assert out == "" and said in error and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_file_that_is_named_must_exist(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_the_defaults_are_the_papers_setting() -> None:
         ({"optimiser": None}, "optimiser = null: allowed is a mapping"),
         ({"optimiser": {"milestones": [0.8, 0.6]}}, "optimiser.milestones = [0.8, 0.6]: allowed is shares"),
         ({"encoder": {"arch": "vgg"}}, "encoder.arch = \"vgg\": allowed is 'pixels'"),
-        ({"data": {"name": "../x"}}, 'data.name = "../x": allowed is'),
+        ({"data": {"name": "../x"}}, 'data.name = "../x": allowed is text such as fashion-mnist'),
         ({"data": {"train_images": 100}}, "data.train_images = 100: allowed is at least optimiser.batch = 256"),
         ({"optimiser": {"accumulate": 3}}, "optimiser.accumulate = 3: allowed is a divisor of optimiser.batch = 256"),
         ({"encoder": {"bn_splits": 7}}, "encoder.bn_splits = 7: allowed is a divisor of the 256 images"),

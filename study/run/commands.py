@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from study.arguments import decimal
+
 EPILOG = """\
 A run's folder is the truth; MLflow shows it, and can be rebuilt from it at any time; exported files are committed.
 
@@ -213,9 +215,9 @@ def _folder(path: Path) -> Path:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    value = decimal(text)
     if not 0 < value <= 3600:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text}: allowed is above 0, at most 3600")
     return value
 
 

@@ -5,7 +5,7 @@ Merge order, the later over the earlier: the file's top ‚Üê ``scales[scale]`` ‚Ü
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +13,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from study.config import explain, read_yaml, render
 from study.errors import UserError
+from study.sweep import grid
 
 DEFAULT = Path("cluster.yaml")
 
-_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<minutes>\d{2})(?::(?P<seconds>\d{2}))?")
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<minutes>[0-5]\d)(?::(?P<seconds>[0-5]\d))?")
 
 
 def minutes(value: object) -> object:
@@ -25,6 +26,12 @@ def minutes(value: object) -> object:
         days, hours, mins, seconds = (int(part or 0) for part in match.groups())
         return (days * 24 + hours) * 60 + mins + (seconds > 0)
     return value
+
+
+def _time(value: object) -> object:
+    if isinstance(found := minutes(value), str):
+        raise ValueError("minutes, hours:minutes, hours:minutes:seconds or days-hours:minutes, below 60 of each")
+    return found
 
 
 class Cluster(BaseModel):
@@ -36,14 +43,16 @@ class Cluster(BaseModel):
     account: str | None = Field(None, description="Account that is charged.")
     qos: str | None = Field(None, description="Quality of service.")
     constraint: str | None = Field(None, description="Features that the node must have, such as a100.")
-    time: Annotated[int, BeforeValidator(minutes), Field(ge=1)] = Field(
+    time: Annotated[int, BeforeValidator(_time), Field(ge=1)] = Field(
         60, description="Minutes, or hours:minutes, a job may take; a longer point continues in the next job."
     )
     nodes: int = Field(1, ge=1, description="Nodes a point.")
     gpus: int = Field(0, ge=0, description="GPUs a node.")
     tasks: int | None = Field(None, ge=1, description="Processes a node; null: one a GPU, at least one.")
     cpus: int = Field(1, ge=1, description="CPU cores a process.")
-    memory: str | None = Field(None, pattern=r"^\d+[KMGT]?$", description="Memory a node, such as 16G.")
+    memory: str | None = Field(
+        None, pattern=r"^\d+[KMGT]?$", examples=["16G", "500M"], description="Memory a node, such as 16G."
+    )
     parallel: int | None = Field(None, ge=1, description="Points that run at once, over all arrays of a submission.")
     signal_s: int | None = Field(
         None, ge=1, description="Seconds before the end at which a job saves; null: 90, a quarter of a short time."
@@ -67,19 +76,25 @@ class Cluster(BaseModel):
         return self.signal_s or min(90, self.time * 15)
 
 
-RESERVED = frozenset(
-    {"array", "job-name", "output", "error", "open-mode", "signal", "requeue", "dependency", "parsable"}
-)
+RESERVED = frozenset({"array", "job-name", "output", "error", "open-mode", "requeue", "dependency", "parsable"})
 """Options that the launcher sets itself: another value would lose track of the jobs."""
 
+OWN = {
+    **{option: option for option in ("partition", "account", "qos", "constraint", "time", "nodes")},
+    **{"gpus-per-node": "gpus", "ntasks-per-node": "tasks", "cpus-per-task": "cpus"},
+    **{"mem": "memory", "signal": "signal_s"},
+}
+"""Options of sbatch that have a key of their own: to set one twice would leave open which counts."""
 
-def load(path: Path | None, sweep: str, scale: str) -> Cluster:
+
+def load(path: Path | None, sweep: str, scale: str, scales: Collection[str] = ()) -> Cluster:
     """Read the resources of one sweep at one scale.
 
     Args:
         path: the file; None takes ``cluster.yaml`` of the working directory, and Slurm's defaults without one.
         sweep: the sweep's name.
         scale: the scale's name.
+        scales: names of scales beyond the project's own.
 
     Raises:
         UserError: the file is not there or not YAML, or has an unknown key or a value that is not allowed.
@@ -91,6 +106,12 @@ def load(path: Path | None, sweep: str, scale: str) -> Cluster:
     tree = read_yaml(path)
     over = {kind: _section(path, tree, kind) for kind in ("scales", "sweeps")}
     cluster = _validate(path, "", {key: value for key, value in tree.items() if key not in over})
+    known = {*grid.scale_names(), *scales, scale}
+    for name, section in over["scales"].items():
+        if name not in known:
+            raise UserError(
+                f"{path}: scales.{name} = {render(section)}: no scale; allowed is {', '.join(sorted(known))}"
+            )
     for kind, sections in over.items():  # every section is checked, the ones of other sweeps too
         for name, section in sections.items():
             _validate(path, f"{kind}.{name}.", section)
@@ -101,6 +122,11 @@ def load(path: Path | None, sweep: str, scale: str) -> Cluster:
     ):
         cluster = _validate(path, "", cluster.model_dump() | section)
     return cluster
+
+
+def of_sweep(path: Path | None, sweep: grid.Sweep) -> Cluster:
+    """The resources of a sweep, which may have scales of its own beside it; the rest as in `load`."""
+    return load(path, sweep.name, sweep.scale, grid.scale_names(sweep.path.parent / "scales"))
 
 
 def _section(path: Path, tree: Mapping[str, Any], kind: str) -> dict[str, dict[str, Any]]:
@@ -118,10 +144,10 @@ def _validate(path: Path, prefix: str, tree: Mapping[str, Any]) -> Cluster:
     try:
         cluster = Cluster.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{path}: {prefix}{explain(error, tree)}") from None
+        raise UserError(f"{path}: {prefix}{explain(error, tree, Cluster)}") from None
     for option, value in cluster.sbatch.items():
-        if option.replace("_", "-") in RESERVED:
-            raise UserError(
-                f"{path}: {prefix}sbatch.{option} = {render(value)}: set by the launcher; allowed is any other"
-            )
+        long = option.replace("_", "-")
+        if long in RESERVED or long in OWN:
+            why = f"stands in the key {OWN[long]} of this file" if long in OWN else "set by the launcher"
+            raise UserError(f"{path}: {prefix}sbatch.{option} = {render(value)}: {why}; allowed is any other")
     return cluster

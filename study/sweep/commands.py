@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from study.arguments import Parser
+from study.arguments import Parser, whole
 
 if TYPE_CHECKING:
     from study.sweep.grid import Sweep
@@ -143,7 +143,7 @@ def _point_arguments(parser: Parser) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value}: allowed is 1 or more")
     return value
@@ -160,10 +160,11 @@ def plan_command(arguments: argparse.Namespace) -> int:
 
     sweep = _load(arguments)
     plan = _plan(sweep, arguments)
+    workers = _workers(plan, arguments)  # reads cluster.yaml: its faults are said even where there is no Slurm
     allowed = slurm.limits() if arguments.cluster == "slurm" else None
     if arguments.json:
         cluster = asdict(allowed) if allowed else {}
-        print(json.dumps(plan.as_json(_workers(plan, arguments)) | {"cluster": cluster}, ensure_ascii=False))
+        print(json.dumps(plan.as_json(workers) | {"cluster": cluster}, ensure_ascii=False))
         return 0
     _show(plan, arguments)
     if allowed:
@@ -318,7 +319,7 @@ def _workers(plan: "Plan", arguments: argparse.Namespace) -> int:
     from study.sweep import cluster, launch
 
     if arguments.cluster == "slurm":
-        resources = cluster.load(arguments.cluster_config, plan.sweep.name, plan.sweep.scale)
+        resources = cluster.of_sweep(arguments.cluster_config, plan.sweep)
         return resources.parallel or max(1, len(plan.to_run))
     return launch.options(plan, workers=arguments.workers).workers
 

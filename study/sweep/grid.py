@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from study.config import Config, Probe, flatten, merge, nest, read_yaml, render, resolve
+from study.config import Config, Probe, explain, flatten, merge, nest, read_yaml, render, resolve
 from study.errors import UserError
 
 SCALES = Path(__file__).parents[2] / "sweeps" / "scales"
@@ -281,19 +281,10 @@ def _resolve(tree: Tree, path: Path, name: str, overrides: Tree) -> Config:
 
 def _read(path: Path) -> SweepFile:
     tree = read_yaml(path)
-    for key, value in tree.items():
-        if key not in SweepFile.model_fields:
-            allowed = ", ".join(SweepFile.model_fields)
-            raise UserError(f"{path}: {key} = {render(value)}: unknown key; allowed is {allowed}")
     try:
         file = SweepFile.model_validate(tree)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in fault["loc"] if not str(part).startswith(("list[", "dict[")))
-        if fault["type"] == "missing":
-            raise UserError(f"{path}: {key} is missing: allowed is a value") from None
-        allowed = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        raise UserError(f"{path}: {key} = {render(fault['input'])}: allowed is {allowed}") from None
+        raise UserError(f"{path}: {explain(error, tree, SweepFile)}") from None
     for axis, choices in file.axes.items():
         if not choices:
             raise UserError(f"{path}: axes.{axis} = {render(choices)}: allowed is one value or more")

@@ -86,7 +86,7 @@ def submit(
         UserError: no Slurm here, it does not answer, or it would not take such jobs; nothing was sent.
     """
     runs_dir = runs_dir.absolute()
-    resources = cluster.load(cluster_config, sweep.name, sweep.scale)
+    resources = cluster.of_sweep(cluster_config, sweep)
     if resources.mlflow:
         _check_server(runs_dir, cluster_config)
     allowed = limits()
