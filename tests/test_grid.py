@@ -114,6 +114,7 @@ def test_a_seed_on_the_command_line_is_the_only_one(tmp_path: Path) -> None:
         (M + "cost: {tiny: {source: x}}\n", "allowed is either core_seconds or gpu_seconds"),
         (M + "name: other\n", "name"),
         (M + "metric: {tiny: kn}\n", "metric = kn: allowed is knn, knn_output, linear, probe/top1"),
+        (M + "expected: {tiny: {m=0.9: 0.5}}\n", "expected.tiny.m=0.9 = 0.5: no arm; allowed is m=0, m=0.99"),
         (M + "claims: [slow-winss]\n", "claims = slow-winss: allowed is a claim of"),
     ],
 )  # fmt: skip

@@ -280,3 +280,45 @@ def test_on_a_terminal_the_time_left_is_whole_and_there_from_the_start(tmp_path:
     with seen:
         seen.tick(pool)  # type: ignore[arg-type]
     assert "\n0 of 1 points, 0 s gone, about 16 min left" in shown.getvalue().replace("\r", "")
+
+
+CLAIM = """
+claim:
+  sweep: small
+  statement: m = 0 fails.
+  source: here
+  test: at_floor
+  arms: [{m: 0}]
+  floors: [random init]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("m = 0 fails", "m = 0 fails", ""),
+        ("at_floor", "on_floor", 'claim.test = "on_floor": allowed is'),
+        ("source:", "sauce:", "claim.source"),
+        ("[{m: 0}]", "[{m: 0.9}]", "claim.arms: m = 0.9: allowed is 0, 0.5"),
+        ("[{m: 0}]", "[{m: {default: 0, large: 0.9}}]", "claim.arms: m = 0.9: allowed is 0, 0.5"),
+        ("[{m: 0}]", "[{optimiser.batch: 64}]", ""),
+        ("[{m: 0}]", "[{mm: 0}]", "claim.arms: mm = 0: no axis; allowed is floor, m, or a key of the config"),
+        ("random init", "random", 'claim.arms: floor = "random": allowed is "random init"'),
+        ("sweep: small", "sweep: other", "claim.sweep = other: allowed is small"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["plan", "submit"])
+def test_a_claim_that_cannot_be_judged_is_refused_before_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, old: str, new: str, says: str
+) -> None:
+    text = "axes: {m: [0, 0.5]}\nfloors: {random init: {optimiser.epochs: 0}}\nclaims: [claim]\n"
+    path, runs = write(tmp_path, text), tmp_path / "runs"
+    (tmp_path / "claims.yaml").write_text(CLAIM.replace(old, new))
+    words = ["sweep", verb, str(path), "--scale", "tiny", "--runs-dir", str(runs)]
+    assert cli.main(words + ["--dry-run"] * (verb == "submit")) == (2 if says else 0)
+    out, error = capsys.readouterr()
+    assert says in error
+    assert not says or (
+        out == "" and error.startswith(f"study: {tmp_path / 'claims.yaml'}: ") and error.count("\n") == 1
+    )
+    assert not runs.exists()

@@ -156,9 +156,10 @@ def plan_command(arguments: argparse.Namespace) -> int:
     """``study sweep plan``."""
     from dataclasses import asdict
 
-    from study.sweep import slurm
+    from study.sweep import claims, slurm
 
     sweep = _load(arguments)
+    claims.check(sweep)
     plan = _plan(sweep, arguments)
     workers = _workers(plan, arguments)  # reads cluster.yaml: its faults are said even where there is no Slurm
     allowed = slurm.limits() if arguments.cluster == "slurm" else None
@@ -176,9 +177,10 @@ def submit_command(arguments: argparse.Namespace) -> int:
     """``study sweep submit``."""
     from study.data import images
     from study.run import store
-    from study.sweep import launch, record, slurm
+    from study.sweep import claims, launch, record, slurm
 
     sweep = _load(arguments)
+    claims.check(sweep)
     plan = _plan(sweep, arguments)
     _show(plan, arguments)
     if arguments.cluster == "local" and not arguments.dry_run:

@@ -6,7 +6,7 @@ refused there, because the labels of the arms would no longer say what ran.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +24,8 @@ Choices = dict[str, dict[Label, Tree]]
 """Axis → label → the overrides of that choice, nested."""
 
 
+SHOWN = 20
+"""Arms that an error lists."""
 METRICS = ("knn", "knn_output", "linear", "probe/top1")
 
 
@@ -174,6 +176,7 @@ def load(path: Path, scale: str, overrides: Mapping[str, Any] | None = None) -> 
                     )
     if not points:
         raise UserError(f"{path}: exclude and seeds leave no point at scale {scale}; allowed is one or more")
+    _check_expected(file.expected.get(scale), path, scale, points.values())
     return Sweep(
         name=file.name,
         scale=scale,
@@ -189,6 +192,12 @@ def load(path: Path, scale: str, overrides: Mapping[str, Any] | None = None) -> 
         metric=file.metric if isinstance(file.metric, str) else file.metric.get(scale, "knn"),
         overrides=overrides,
     )
+
+
+def labels(path: Path) -> dict[str, list[Label]]:
+    """Axis → its labels in a sweep's YAML, whichever of them a scale leaves out; ``floor`` → the floors' names."""
+    file = _read(path)
+    return {"floor": [*file.floors], **{axis: list(choices) for axis, choices in file.axes.items()}}
 
 
 # -------------------------------------------------------------------------------------------------------- expanding
@@ -348,6 +357,15 @@ def _check_claims(file: SweepFile, path: Path) -> None:
     for claim in file.claims:
         if claim not in known:
             raise UserError(f"{path}: claims = {claim}: allowed is a claim of {register}")
+
+
+def _check_expected(expected: Any, path: Path, scale: str, points: Iterable[Point]) -> None:
+    """Numbers are expected of arms by their names, words of the sweep as a whole."""
+    arms = dict.fromkeys(point.name.replace(f" seed={point.seed}", "") for point in points)
+    for arm, value in expected.items() if isinstance(expected, Mapping) else ():
+        if arm not in arms:
+            allowed = ", ".join(list(arms)[:SHOWN]) + ", …" * (len(arms) > SHOWN)
+            raise UserError(f"{path}: expected.{scale}.{arm} = {render(value)}: no arm; allowed is {allowed}")
 
 
 def _check_scales(file: SweepFile, path: Path, folder: Path) -> None:
