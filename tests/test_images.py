@@ -105,6 +105,31 @@ def test_layouts_give_the_same_images(kind: str, tmp_path: Path) -> None:
     assert isinstance(packed.train.images, np.memmap)
 
 
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+@pytest.mark.parametrize("loose", ["top/readme.md", "README", "top/sub/notes.txt"])
+def test_what_is_no_image_beside_the_class_folders_changes_nothing(kind: str, loose: str, tmp_path: Path) -> None:
+    roof = loose.rpartition("/")[0] or "top"
+    files = {f"{roof}/{name}/{i}.png": encoded(picture(i)) for name in ("cat", "dog") for i in range(4)}
+    source = (folder if kind == "folder" else zipped)(tmp_path / "source", files | {loose: b"read me"})
+    found = pack.scan(source)
+    assert found.classes == ("cat", "dog")
+    assert len(found.files["train"]) == 6 and not found.warnings
+    if kind == "folder":
+        (source / roof / "cow").mkdir()
+        assert pack.scan(source).warnings == [f"class folder {roof}/cow holds no image"]
+
+
+def test_one_folder_of_what_is_no_image_is_a_class_with_a_bad_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cat/notes\.txt"):
+        run_pack(folder(tmp_path / "source", {"cat/notes.txt": b"read me"}))
+
+
+def test_a_fault_is_the_only_line_where_stderr_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="no images in class folders"):
+        study("data", "pack", str(folder(tmp_path / "source", {"notes.txt": b"read me"})))
+    assert capsys.readouterr() == ("", "")
+
+
 def test_mean_and_std_are_those_of_the_training_images(tmp_path: Path) -> None:
     values = np.random.RandomState(0).randint(0, 256, (20, 3, 8, 8), np.uint8)
     files = {
@@ -351,7 +376,7 @@ def test_a_subset_is_a_draw_not_the_first_of_each_class() -> None:
     labels = np.repeat(np.arange(10), 100)
     assert images.subset(labels, 100).tolist() != [100 * label + i for label in range(10) for i in range(10)]
     assert np.array_equal(images.subset(labels, None), np.arange(1000))
-    with pytest.raises(UserError, match=r"data\.train_images = 1001: allowed is at most 1000"):
+    with pytest.raises(UserError, match=r"data\.train_images = 1001: allowed is at most 1000, .* or null"):
         images.subset(labels, 1001)
 
 

@@ -164,11 +164,15 @@ def _list(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr that counts images; it goes away at the end."""
+    """A bar on a terminal's stderr that counts images; it goes away at the end."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    if not console.is_interactive:  # in a file it would leave an empty line
+        yield lambda images: None
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"packing {name}, images", total=None)
         yield lambda images: bar.advance(task, images)

@@ -138,7 +138,8 @@ def subset(labels: np.ndarray, n: int | None) -> np.ndarray:
     if n is None:
         return np.arange(len(labels))
     if n > len(labels):
-        raise UserError(f"data.train_images = {n}: allowed is at most {len(labels)}, all the training images")
+        allowed = f"at most {len(labels)}, all the training images, or null, which takes all of any data set"
+        raise UserError(f"data.train_images = {n}: allowed is {allowed}")
     order = np.random.RandomState(0).permutation(len(labels))  # this stream is frozen in numpy, default_rng's is not
     rank = rank_in_class(labels[order])
     return np.sort(order[np.argsort(rank, kind="stable")[:n]]).astype(np.int64)

@@ -130,7 +130,7 @@ def scan(path: Path, test_share: float = 0.1) -> Source:
 def _empty(folders: list[str], parts: dict[str, tuple[str, ...]], depth: int, splits: set[str]) -> list[str]:
     """Class folders without a file, sorted; they stand below one of the splits if there are any."""
     filled = {part[:end] for part in parts.values() for end in range(len(part))}
-    roof = next(iter(parts.values()))[:depth]
+    roof = next(part for part in parts.values() if len(part) > depth + 1)[:depth]
     found = []
     for name in sorted(filter(_plain, folders)):
         part = PurePosixPath(name).parts
@@ -148,14 +148,20 @@ def _plain(name: str) -> bool:
 
 
 def _depth(parts: list[tuple[str, ...]]) -> int:
-    """How many folders lie round everything: a zip of a folder has one."""
+    """How many folders lie round all class folders: a zip of a folder has one, perhaps with a readme in it."""
     depth = 0
     while True:
         level = {part[depth] for part in parts if len(part) > depth + 1}
-        has_images = any(len(part) == depth + 2 for part in parts)
-        if len(level) != 1 or has_images or level == {"train"}:
+        is_class = any(len(part) == depth + 2 and _is_picture(part[-1]) for part in parts)
+        is_class |= all(len(part) <= depth + 2 for part in parts)  # whatever lies in the innermost folder
+        if len(level) != 1 or is_class or level == {"train"}:
             return depth
         depth += 1
+
+
+def _is_picture(name: str) -> bool:
+    """By its ending."""
+    return PurePosixPath(name).suffix.lower() in Image.registered_extensions()
 
 
 def _below(path: Path, parts: dict[str, tuple[str, ...]], depth: int, split: str | None) -> list[tuple[str, str]]:
@@ -169,7 +175,7 @@ def _below(path: Path, parts: dict[str, tuple[str, ...]], depth: int, split: str
             inner = inner[1:]
         if len(inner) > 1:
             found.append((name, inner[0]))
-        elif inner and PurePosixPath(name).suffix.lower() in Image.registered_extensions():
+        elif inner and _is_picture(name):
             raise UserError(f"{path}: {name} lies in no class folder; allowed is train/CLASS/* or CLASS/*")
     return found
 
