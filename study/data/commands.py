@@ -170,9 +170,7 @@ def _progress(name: str) -> Iterator[Callable[[int], None]]:
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    if not console.is_interactive:  # in a file it would leave an empty line
-        yield lambda images: None
-        return
-    with Progress(*columns, console=console, transient=True) as bar:
+    hidden = not console.is_terminal  # in a file the bar would leave an empty line
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(f"packing {name}, images", total=None)
         yield lambda images: bar.advance(task, images)
