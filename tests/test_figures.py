@@ -1,9 +1,11 @@
 """Figures show every arm, in words and colours that all can read, and are the same bytes each time."""
 
+import dataclasses
 import itertools
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -15,7 +17,8 @@ from matplotlib.text import Text
 from report_fixture import ROOT, STORED, SWEEPS, write
 
 from study.report import figures, load, style
-from study.report.drawing import Drawn
+from study.report.drawing import Drawn, here
+from study.report.histories import OLDEST
 from study.report.load import SweepRuns
 from study.sweep import grid
 from study.sweep.grid import Point
@@ -48,6 +51,21 @@ def texts(one: Drawn) -> list[Text]:
     return [text for text in found if isinstance(text, Text) and text.get_visible() and text.get_text().strip()]
 
 
+def grid_of(tmp_path: Path, axes: str, *, name: str = "mine", **more: Any) -> SweepRuns:
+    """The runs of a user's own sweep, without the paper's numbers."""
+    sweeps = tmp_path / "sweeps"
+    (sweeps / "scales").mkdir(parents=True)
+    (sweeps / "scales/quick.yaml").write_text((STORED / "sweeps/scales/quick.yaml").read_text())
+    floors = "floors: {random init: {optimiser.epochs: 0}, raw pixels: {optimiser.epochs: 0, encoder.arch: pixels}}"
+    (sweeps / f"{name}.yaml").write_text(f"name: {name}\ntitle: Mine\nseeds: [0, 1]\naxes: {axes}\n{floors}\n")
+    write(tmp_path / "runs", grid.load(sweeps / f"{name}.yaml", "quick"), steps=60, every=6, **more)
+    (runs,) = load.load(tmp_path / "runs", sweeps)
+    return runs
+
+
+WORDS = "{T: [0.07, 0.2, 0.5], K: {small: {dictionary.K: 64}, large: {dictionary.K: 128}}}"
+
+
 def test_every_sweep_has_its_figures(drawn: tuple[SweepRuns, list[Drawn]]) -> None:
     sweep, made = drawn
     assert [one.name for one in made] == [sweep.name, f"{sweep.name}-training", f"{sweep.name}-consistency"]
@@ -62,6 +80,72 @@ def test_every_sweep_has_its_figures(drawn: tuple[SweepRuns, list[Drawn]]) -> No
 
 def test_an_arm_that_diverged_is_seen(drawn: tuple[SweepRuns, list[Drawn]]) -> None:
     assert any(text.get_text() == "diverged" for text in texts(drawn[1][0]))
+
+
+def test_a_missing_reading_is_no_divergence(tmp_path: Path) -> None:
+    words = "{encoder.bn: [plain, split, shuffle]}"
+
+    def change(point: Point, final: dict[str, float]) -> dict[str, float]:
+        return dict.fromkeys(final, math.nan) if point.labels == {"encoder.bn": "split"} else final
+
+    runs = grid_of(tmp_path, words, change=change)
+    runs.histories.readings[OLDEST][list(runs.measured[0].rows)] = math.nan
+    one = next(iter(figures.draw(runs)))
+    found = [[text.get_text() for text in axes.texts] for axes in one.figure.axes]
+    assert [("diverged" in panel, "no reading" in panel) for panel in found] == [
+        (True, False),
+        (True, False),
+        (True, True),
+    ]
+
+
+def test_a_cosine_ends_at_one(tmp_path: Path) -> None:
+    runs = grid_of(tmp_path, "{encoder.bn: [plain, shuffle]}")
+    runs.histories.readings[OLDEST][:] = 1.0
+    cosine = next(iter(figures.draw(runs))).figure.axes[-1]
+    assert cosine.get_xlim()[1] == 1 and cosine.get_xlim()[0] < 0.96
+    assert not cosine.containers[0].lines[0].get_clip_on(), "a dot on the edge is whole"
+
+
+@pytest.mark.parametrize("shared", ["all", "encoder", "none"])
+def test_a_title_names_what_all_runs_share(tmp_path: Path, shared: str) -> None:
+    sweep = grid_of(tmp_path, "{encoder.bn: [plain, shuffle]}")
+    configs = [dict(run.config) for arm in sweep.measured for run in arm.runs]
+    if shared != "all":
+        configs[-1]["data.name"] = "mine"
+    if shared == "none":
+        configs[-1]["encoder.arch"] = "resnet50"
+    arms = [
+        dataclasses.replace(arm, runs=tuple(dataclasses.replace(run, config=configs.pop(0)) for run in arm.runs))
+        for arm in sweep.measured
+    ]
+    sweep = dataclasses.replace(sweep, arms=tuple(arms))
+    titles = {"all": "Here: Fashion-MNIST, small ResNet", "encoder": "Here: small ResNet", "none": "Here"}
+    assert here(sweep) == titles[shared]
+    assert next(iter(figures.draw(sweep))).figure.axes[0].get_title(loc="left") == titles[shared]
+
+
+@pytest.mark.parametrize("axes", [WORDS, "{m: [0, 0.9, 0.99]}"])
+def test_names_fit_at_every_resolution_without_the_papers_numbers(tmp_path: Path, axes: str) -> None:
+    one = next(iter(figures.draw(grid_of(tmp_path, axes))))
+    assert len(one.figure.axes) == 1, "no empty panel for the paper"
+    for dpi in (72, 100, 200):
+        one.figure.set_dpi(dpi)
+        cut = [text.get_text() for text in texts(one) if text.get_window_extent().x1 > one.figure.bbox.x1]
+        assert not cut, f"cut off at {dpi} dpi"
+
+
+def test_no_line_runs_through_the_name_of_one_that_ends_before_it(tmp_path: Path) -> None:
+    def keep(point: Point) -> bool:
+        return point.floor is not None or point.labels != {"T": 0.5, "K": "large"}
+
+    one = next(iter(figures.draw(grid_of(tmp_path, WORDS, keep=keep, change=lambda point, final: {"knn": point.seed}))))
+    (axes,) = one.figure.axes
+    (name,) = [text for text in texts(one) if text.get_text() == "large"]
+    box = name.get_window_extent()
+    for line in axes.lines:
+        path = line.get_transform().transform_path(line.get_path())
+        assert not path.intersects_bbox(box, filled=False), "both lines have the same values"
 
 
 def test_a_name_has_one_colour_in_all_panels(tmp_path: Path) -> None:
@@ -148,7 +232,7 @@ def test_figures_of_the_measured_runs_explain_themselves() -> None:
     for one in made.values():
         shifted = [axes.yaxis.get_offset_text().get_text() for axes in one.figure.axes if texts(one)]
         assert not any(shifted), f"{one.name}: its numbers are to be added to {shifted}"
-    assert "Not drawn, with keys of one age at most: newest." in made["eviction-consistency"].alt
+    assert "Not drawn, with keys of fewer than two of these ages: newest." in made["eviction-consistency"].alt
     titles = {name: [axes.get_title(loc="left") for axes in one.figure.axes] for name, one in made.items()}
     assert titles["batch-training"] == ["lr rule: linear", "lr rule: fixed", "", ""]
     assert titles["dictionary-momentum-consistency"] == ["dictionary: queue 4096"]

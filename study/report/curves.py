@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, MaxNLocator
 
 from study.report import metrics
-from study.report.drawing import LONG, WIDTH, Drawn, line_and_x, mean_of, seeds, setting, spoken, values_of
+from study.report.drawing import LONG, WIDTH, Drawn, here, line_and_x, mean_of, seeds, spoken, values_of
 from study.report.histories import CURVES, OLDEST
 from study.report.load import Arm, SweepRuns, named
 from study.report.style import COLOURS, MARKERS, MUTED, finish, label_end
@@ -89,7 +89,7 @@ def ageing(sweep: SweepRuns) -> Drawn | None:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
         axes.ticklabel_format(axis="y", useOffset=False)  # cosines near 1 stay cosines
-        axes.set(xlabel="age of the key, steps", title=title or f"Here: {setting(sweep)}")
+        axes.set(xlabel="age of the key, steps", title=title or here(sweep))
     if not direct:
         _legend(figure, place, panels)
     panels[0].set_ylabel("cosine with the same view\nencoded now")
@@ -98,7 +98,7 @@ def ageing(sweep: SweepRuns) -> Drawn | None:
         "of the run."
     )
     if without := [arm.name for arm in sweep.measured if arm not in arms]:
-        text += f" Not drawn, with keys of one age at most: {'; '.join(without)}."
+        text += f" Not drawn, with keys of fewer than two of these ages: {'; '.join(without)}."
     finish(figure, text)
     return Drawn(
         f"{sweep.name}-consistency",

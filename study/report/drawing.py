@@ -87,11 +87,12 @@ def mean_of(values: np.ndarray, arm: Arm) -> np.ndarray:
     return mean
 
 
-def setting(sweep: SweepRuns) -> str:
-    """Images and encoder of the sweep's runs."""
-    config = next((arm.runs[0].config for arm in sweep.measured if arm.runs), {})
-    data, arch = str(config.get("data.name", "?")), str(config.get("encoder.arch", "?"))
-    return f"{_NAMES.get(data, data)}, {_NAMES.get(arch, arch)}"
+def here(sweep: SweepRuns) -> str:
+    """A title: the images and the encoder, where all runs share them."""
+    configs = [run.config for arm in sweep.measured for run in arm.runs]
+    found = [{str(config.get(key)) for config in configs} for key in ("data.name", "encoder.arch")]
+    shared = ", ".join(_NAMES.get(name, name) for names in found if len(names) == 1 for name in names)
+    return f"Here: {shared}" if shared else "Here"
 
 
 _NAMES = {

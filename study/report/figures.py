@@ -20,11 +20,11 @@ from study.report.drawing import (
     errorbar,
     floors,
     grow,
+    here,
     is_number,
     line_and_x,
     numbers_of,
     reduction,
-    setting,
     spoken,
     values_of,
 )
@@ -59,9 +59,10 @@ def _main(sweep: SweepRuns) -> Drawn | None:
 
 
 def _against_lag(sweep: SweepRuns) -> Drawn:
-    """Accuracy against m at the lag 1/(1−m), beside the paper's, with a common scale of points."""
+    """Accuracy against m at the lag 1/(1−m), beside the paper's if it has any, with a common scale of points."""
     figure = Figure(figsize=(WIDTH, 3.5))
-    ours, theirs = figure.subplots(1, 2, width_ratios=(1.5, 1))
+    panels = figure.subplots(1, 2 if sweep.paper else 1, squeeze=False, width_ratios=(1.5, 1) if sweep.paper else None)
+    ours = panels[0, 0]
     arms = [arm for arm in sweep.measured if isinstance(arm.labels["m"], int | float)]
     x = {arm.labels["m"]: _lag(arm.labels["m"]) for arm in arms}
     ends = []
@@ -97,29 +98,31 @@ def _against_lag(sweep: SweepRuns) -> Drawn:
             _no_number(ours, x[arm.labels["m"]], DIVERGED)
     _m_ticks(ours, arms)
     metric = metrics.of(sweep.metric)
-    ours.set(ylabel="top-1 (%)", title=f"Here: {setting(sweep)}")
+    ours.set(ylabel="top-1 (%)", title=here(sweep))
 
-    paper = [(row["m"], row["value"]) for row in sweep.paper]
-    numbers = [(m, value) for m, value in paper if is_number(value)]
-    if numbers:
-        theirs.plot([_lag(m) for m, _ in numbers], [value for _, value in numbers], color=INK, marker="D")
-        middle = (min(value for _, value in numbers) + max(value for _, value in numbers)) / 2
-        theirs.set_ylim(middle - span * 0.75, middle + span * 0.25)
-    for m, value in paper:
-        if not is_number(value):
-            _no_number(theirs, _lag(m), f"{value},\nno number")
-    theirs.set(ylabel="linear probe, top-1 (%)", title="Paper: ImageNet, ResNet-50")
-    theirs.set_xlim(ours.get_xlim())
-    _m_ticks(theirs, arms)
+    if sweep.paper:
+        theirs = panels[0, 1]
+        paper = [(row["m"], row["value"]) for row in sweep.paper]
+        numbers = [(m, value) for m, value in paper if is_number(value)]
+        if numbers:
+            theirs.plot([_lag(m) for m, _ in numbers], [value for _, value in numbers], color=INK, marker="D")
+            middle = (min(value for _, value in numbers) + max(value for _, value in numbers)) / 2
+            theirs.set_ylim(middle - span * 0.75, middle + span * 0.25)
+        for m, value in paper:
+            if not is_number(value):
+                _no_number(theirs, _lag(m), f"{value},\nno number")
+        theirs.set(ylabel="linear probe, top-1 (%)", title="Paper: ImageNet, ResNet-50")
+        theirs.set_xlim(ours.get_xlim())
+        _m_ticks(theirs, arms)
     text = f"{' and '.join(metrics.of(name).label for name in shown)}: {reduction(sweep)}"
-    text += " Dashed: floors of each metric, in its colour. × on the bottom edge: no number. Both panels span the same "
-    text += "number of points."
+    text += " Dashed: floors of each metric, in its colour." if sweep.floors else ""
+    text += " × on the bottom edge: no number. Both panels span the same number of points." if sweep.paper else ""
     finish(figure, text)
+    beside = "; right, the paper's linear probe on ImageNet (Section 4.1)" if sweep.paper else ""
     return Drawn(
         sweep.name,
         figure,
-        f"**{sweep.title}.** Accuracy against m, placed at the lag of the key encoder, 1/(1−m) steps; right, the "
-        f"paper's linear probe on ImageNet (Section 4.1).",
+        f"**{sweep.title}.** Accuracy against m, placed at the lag of the key encoder, 1/(1−m) steps{beside}.",
         f"{metric.label} by m: {spoken(sweep)}. {text}",
     )
 
@@ -185,7 +188,7 @@ def _lines(sweep: SweepRuns) -> Drawn:
         ends += _end(at, points, len(over) - 1, named(line, name), COLOURS[i % 7])
     floors(sweep, ours, sweep.metric)
     metric = metrics.of(sweep.metric)
-    ours.set(ylabel=metric.axis, title=f"Here: {setting(sweep)}")
+    ours.set(ylabel=metric.axis, title=here(sweep))
     for axes in panels:
         axes.set_xticks(range(len(over)), [show(value) for value in over])
         axes.set(xlabel=_AXIS.get(x, x), xlim=(-0.4, len(over) - 0.6))
@@ -239,10 +242,13 @@ def _dots(sweep: SweepRuns) -> Drawn:
         points = numbers_of(sweep, arms, name)
         rows = range(len(arms))
         means, sds = [point[0] for point in points], [point[1] for point in points]
-        axes.errorbar(means, rows, xerr=sds, fmt="o", color=COLOURS[3])
+        dots, *_ = axes.errorbar(means, rows, xerr=sds, fmt="o", color=COLOURS[3])
+        dots.set_clip_on(False)  # a cosine of 1 stands on the edge
         for row, (mean, _) in enumerate(points):
-            if math.isnan(mean):
-                axes.annotate(DIVERGED, (0.05, row), xycoords=("axes fraction", "data"), va="center", color=COLOURS[0])
+            if math.isnan(mean):  # a reading that is missing, such as of keys in a short run, is no divergence
+                diverged = not len(sweep.values(arms[row], sweep.metric))
+                text, colour = (DIVERGED, COLOURS[0]) if diverged else ("no reading", MUTED)
+                axes.annotate(text, (0.05, row), xycoords=("axes fraction", "data"), va="center", color=colour)
                 continue
             axes.annotate(
                 f"{mean:.{metric.digits}f}", (mean, row), (0, 5), textcoords="offset points", ha="center", fontsize=8
@@ -260,11 +266,11 @@ def _dots(sweep: SweepRuns) -> Drawn:
                         fontsize=7.5,
                         color=MUTED,
                     )
-        _widen(axes, 4 if metric.unit else 0.1)
+        _widen(axes, 4 if metric.unit else 0.1, 1 if name == OLDEST else math.inf)
         axes.set(xlabel=LONG.get(name, metric.axis), ylim=(len(arms) - 0.5, -0.7))
         axes.grid(axis="y", visible=False)
     panels[0].set_yticks(range(len(arms)), [arm.name for arm in arms])
-    panels[0].set_title(f"Here: {setting(sweep)}")
+    panels[0].set_title(here(sweep))
     text = f"{metrics.of(sweep.metric).label}: {reduction(sweep)}" + (" Dashed: floors." if sweep.floors else "")
     finish(figure, text)
     return Drawn(
@@ -281,8 +287,8 @@ def _paper_text(sweep: SweepRuns) -> str:
     return f" The paper's: {text}." if text else ""
 
 
-def _widen(axes: Axes, least: float) -> None:
-    """Room for the numbers, and no magnified noise: the axis spans ``least`` or more; a cosine ends at 1."""
+def _widen(axes: Axes, least: float, end: float) -> None:
+    """Room for the numbers, and no magnified noise: the axis spans ``least`` or more, and ends at ``end``."""
     low, high = axes.get_xlim()
     room = max((high - low) * 0.15, (least - (high - low)) / 2)
-    axes.set_xlim(low - room, high + room if least > 1 else min(high + room, 1.02))
+    axes.set_xlim(low - room, min(high + room, end))

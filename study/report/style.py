@@ -47,6 +47,7 @@ RC: Any = {
     "figure.facecolor": PAPER,
     "axes.facecolor": "none",
     "savefig.dpi": 200,
+    "text.hinting": "none",  # else a text is as wide as the resolution makes it, and the layout fits only one
     "svg.hashsalt": "moco-study",
     "svg.fonttype": "path",
     "pdf.fonttype": 42,
@@ -97,7 +98,7 @@ def label_end(axes: Axes, x: float, y: float, text: str, colour: str, size: floa
 
 
 def finish(figure: Figure, note: str) -> None:
-    """Write the note below, fix the layout, and move names that stand above each other apart.
+    """Write the note below, fix the layout, move names that stand above each other apart, and off the lines.
 
     The layout is made once, not once a file format.
     """
@@ -111,6 +112,9 @@ def finish(figure: Figure, note: str) -> None:
         ends = [text for text in axes.texts if isinstance(text, Annotation) and text.get_label() == _END]
         for place in sorted({end.xy[0] for end in ends}):
             _move_apart(axes, [end for end in ends if end.xy[0] == place], 72 / figure.dpi)
+        inside = [end for end in ends if end.xycoords == ("data", "data")]
+        for end in sorted(inside, key=lambda end: end.xy):
+            _move_off(axes, end, [other for other in ends if other is not end])
 
 
 def _move_apart(axes: Axes, names: list[Annotation], points: float) -> None:
@@ -119,6 +123,22 @@ def _move_apart(axes: Axes, names: list[Annotation], points: float) -> None:
     lowest = float(axes.bbox.y0) * points + 5  # on the axis itself its line would strike a name through
     for i, (name, here, there) in enumerate(zip(names, natural, spread(natural, _GAP), strict=True)):
         name.set_position((name.get_position()[0], max(there, lowest + i * _GAP) - here))
+
+
+def _move_off(axes: Axes, name: Annotation, others: Sequence[Annotation]) -> None:
+    """Move a name inside the axes up or down to the nearest place where no line and no other name runs through it."""
+    paths = [line.get_transform().transform_path(line.get_path()) for line in axes.lines]
+    for bars in axes.collections:
+        paths += [bars.get_transform().transform_path(path) for path in bars.get_paths()]
+    taken = [other.get_window_extent() for other in others]
+    x, y = name.get_position()
+    for move in (0.0, *(sign * i * 2.0 for i in range(1, 30) for sign in (1, -1))):
+        name.set_position((x, y + move))
+        box = name.get_window_extent()
+        inside = axes.bbox.y0 <= box.y0 and box.y1 <= axes.bbox.y1
+        if inside and not box.count_overlaps(taken) and not any(p.intersects_bbox(box, filled=False) for p in paths):
+            return
+    name.set_position((x, y))
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
