@@ -40,7 +40,7 @@ def sweep(
         runs += mine
         found.append(Arm(labels, floor, planned, mine, rows))
     made = SweepRuns("s", scale, "S", "", ("arm",), "knn", tuple(found), (), tuple(runs), Path())
-    made.__dict__["histories"] = Histories({}, {}, {}, {})  # nothing but final values here
+    made.__dict__["histories"] = Histories({}, {}, {}, {}, {})  # nothing but final values here
     return made
 
 

@@ -234,6 +234,15 @@ def test_figures_of_the_measured_runs_explain_themselves() -> None:
         assert not any(shifted), f"{one.name}: its numbers are to be added to {shifted}"
     assert "Not drawn, with keys of fewer than two of these ages: newest." in made["eviction-consistency"].alt
     titles = {name: [axes.get_title(loc="left") for axes in one.figure.axes] for name, one in made.items()}
+    assert "1 to 2 readings a run for each age above 1." in made["momentum-consistency"].alt
+    assert "Cosine: 2 readings a run." in made["shuffle"].alt
+    written = {name: [[text.get_text() for text in axes.texts] for axes in made[name].figure.axes] for name in made}
+    for name, line in (
+        ("batch", "learning-rate rule"),
+        ("mechanisms", "mechanism"),
+        ("dictionary-momentum", "dictionary"),
+    ):
+        assert all(f"lines: {line}" in panel for panel in written[name]), "words such as “linear” say what they are"
     assert titles["batch-training"] == ["lr rule: linear", "lr rule: fixed", "", ""]
     assert titles["dictionary-momentum-consistency"] == ["dictionary: queue 4096"]
 

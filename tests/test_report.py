@@ -143,6 +143,10 @@ def test_consistency_is_read_in_the_middle_of_the_run() -> None:
     ]
     assert len(middle) == 3  # of the readings at 4, 8, …, 24
     assert sweep.histories.readings[name][row] == pytest.approx(np.mean(middle))
+    assert sweep.histories.times[name][row] == 3 and sweep.histories.counted(name) == "3 readings a run"
+    assert "encoded now, 3 readings a run in its middle half" in tables.legend(tables.build(sweep))
+    sweep.histories.times[name][row] = 1
+    assert sweep.histories.counted(name) == "1 to 3 readings a run" and sweep.histories.counted("none") == ""
 
 
 def test_scales_never_share_a_cell(tmp_path: Path) -> None:

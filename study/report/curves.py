@@ -10,7 +10,7 @@ from matplotlib.ticker import FormatStrFormatter, MaxNLocator
 
 from study.report import metrics
 from study.report.drawing import LONG, WIDTH, Drawn, here, line_and_x, mean_of, seeds, spoken, values_of
-from study.report.histories import CURVES, OLDEST
+from study.report.histories import AGE, CURVES, OLDEST
 from study.report.load import Arm, SweepRuns, named
 from study.report.style import COLOURS, MARKERS, MUTED, finish, label_end
 
@@ -95,7 +95,7 @@ def ageing(sweep: SweepRuns) -> Drawn | None:
     panels[0].set_ylabel("cosine with the same view\nencoded now")
     text = (
         f"Mean over the seeds of each arm ({seeds(sweep)}) and over the readings between a quarter and three quarters "
-        "of the run."
+        f"of the run, {sweep.histories.counted(*(f'{AGE}{age}' for age in ages if age > 1))} for each age above 1."
     )
     if without := [arm.name for arm in sweep.measured if arm not in arms]:
         text += f" Not drawn, with keys of fewer than two of these ages: {'; '.join(without)}."

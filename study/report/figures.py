@@ -189,6 +189,8 @@ def _lines(sweep: SweepRuns) -> Drawn:
     floors(sweep, ours, sweep.metric)
     metric = metrics.of(sweep.metric)
     ours.set(ylabel=metric.axis, title=here(sweep))
+    if paper:
+        panels[1].set(ylabel="linear probe, top-1 (%)", title="Paper: ImageNet, ResNet-50")
     for axes in panels:
         axes.set_xticks(range(len(over)), [show(value) for value in over])
         axes.set(xlabel=_AXIS.get(x, x), xlim=(-0.4, len(over) - 0.6))
@@ -196,6 +198,9 @@ def _lines(sweep: SweepRuns) -> Drawn:
     span = grow(ours, 2)
     for end in ends:
         label_end(ours, *end)
+    if any(isinstance(name, str) for name in names):  # a number's name says its axis, a word's does not
+        for axes in panels:
+            _below_title(axes, f"lines: {_AXIS.get(line, line)}")
     for arm in sweep.measured:
         if arm.diverged:
             _no_number(ours, over.index(arm.labels[x]), DIVERGED)
@@ -208,7 +213,6 @@ def _lines(sweep: SweepRuns) -> Drawn:
             if mine:
                 theirs.plot(*zip(*mine, strict=True), color=COLOURS[i % 7], marker=MARKERS[i % 7])
                 ends.append((*mine[-1], named(line, name), COLOURS[i % 7]))
-        theirs.set(ylabel="linear probe, top-1 (%)", title="Paper: ImageNet, ResNet-50")
         low, high = theirs.get_ylim()
         grown = max(span - (high - low), 0) / 2
         theirs.set_ylim(low - grown, high + grown)
@@ -226,6 +230,12 @@ def _lines(sweep: SweepRuns) -> Drawn:
         f"**{sweep.title}.** {metric.label} against {_AXIS.get(x, x)}, a line a {_AXIS.get(line, line)}.{beside}",
         f"{metric.label}: {spoken(sweep)}. {text}",
     )
+
+
+def _below_title(axes: Axes, text: str) -> None:
+    """A line between the panel and its title."""
+    axes.set_title(axes.get_title(loc="left"), pad=17)
+    axes.annotate(text, (0, 1), (0, 5), "axes fraction", "offset points", fontsize=8, color=MUTED)
 
 
 _AXIS = {"K": "K, number of negatives", "batch": "batch size", "lr rule": "learning-rate rule"}
@@ -272,6 +282,8 @@ def _dots(sweep: SweepRuns) -> Drawn:
     panels[0].set_yticks(range(len(arms)), [arm.name for arm in arms])
     panels[0].set_title(here(sweep))
     text = f"{metrics.of(sweep.metric).label}: {reduction(sweep)}" + (" Dashed: floors." if sweep.floors else "")
+    if OLDEST in names:
+        text += f" Cosine: {sweep.histories.counted(OLDEST)}."
     finish(figure, text)
     return Drawn(
         sweep.name,

@@ -20,7 +20,7 @@ still after it because the learning rate is gone."""
 OLDEST = "consistency/cosine_oldest"
 """How well the oldest keys still agree with the encoder that they are compared with."""
 _CONSISTENCY = "consistency/"
-_AGE = "consistency/cosine_age_"
+AGE = "consistency/cosine_age_"
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,25 @@ class Histories:
     """Curve's name → (runs, BINS): mean value of each bin."""
     readings: Mapping[str, np.ndarray]
     """Consistency's name → (runs,): mean of the readings in the middle of the run."""
+    times: Mapping[str, np.ndarray]
+    """Consistency's name → (runs,): how many readings those are."""
     count: Mapping[str, np.ndarray]
     """Curve's name → (runs,): values logged."""
 
     @property
     def ages(self) -> dict[int, np.ndarray]:
         """Age of a key in steps → (runs,): cosine between the stored key and the same view encoded again."""
-        names = {int(name.removeprefix(_AGE)): name for name in self.readings if name.startswith(_AGE)}
+        names = {int(name.removeprefix(AGE)): name for name in self.readings if name.startswith(AGE)}
         return {age: self.readings[names[age]] for age in sorted(names)}
+
+    def counted(self, *names: str) -> str:
+        """How many readings a run stand behind these means, in words; empty where there are none."""
+        counts = {int(count) for name in names for count in self.times.get(name, ())} - {0}
+        if not counts:
+            return ""
+        least, most = min(counts), max(counts)
+        range_ = f"{most}" if least == most else f"{least} to {most}"
+        return f"{range_} reading{'s' if most > 1 else ''} a run"
 
 
 def read(file: Path, signatures: Sequence[str], lengths: Sequence[int]) -> Histories:
@@ -80,6 +91,7 @@ def read(file: Path, signatures: Sequence[str], lengths: Sequence[int]) -> Histo
             share={name: sums[0] / sums[2] for name, sums in curves.items()},
             value={name: sums[1] / sums[2] for name, sums in curves.items()},
             readings={name: sums[0] / sums[1] for name, sums in sorted(readings.items())},
+            times={name: sums[1].astype(np.int64) for name, sums in sorted(readings.items())},
             count={name: sums[2].sum(axis=1).astype(np.int64) for name, sums in curves.items()},
         )
 

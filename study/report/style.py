@@ -110,9 +110,10 @@ def finish(figure: Figure, note: str) -> None:
     figure.set_layout_engine("none")
     for axes in figure.axes:
         ends = [text for text in axes.texts if isinstance(text, Annotation) and text.get_label() == _END]
-        for place in sorted({end.xy[0] for end in ends}):
-            _move_apart(axes, [end for end in ends if end.xy[0] == place], 72 / figure.dpi)
         inside = [end for end in ends if end.xycoords == ("data", "data")]
+        _move_apart(axes, [end for end in ends if end not in inside], 72 / figure.dpi)
+        for place in sorted({end.xy[0] for end in inside}):
+            _move_apart(axes, [end for end in inside if end.xy[0] == place], 72 / figure.dpi)
         for end in sorted(inside, key=lambda end: end.xy):
             _move_off(axes, end, [other for other in ends if other is not end])
 

@@ -163,7 +163,8 @@ _LEGEND = {
     "kNN (%)": "weighted kNN on frozen features, top-1",
     "linear (%)": "linear classifier on frozen features, top-1",
     "pretext (%)": "queries whose positive key wins against all negatives, at the end of the run",
-    "key cosine": "oldest stored keys against the same views encoded now",
+    "key cosine": "the oldest stored keys, whatever their age, against the same views encoded now, {readings} in its "
+    "middle half (a queue of one batch has keys of age 1 alone, for which 1.000 is trivial)",
     "lag/run": "lag of the key encoder, 1/(1−m) steps, over the length of the run",
 }
 
@@ -171,7 +172,8 @@ _LEGEND = {
 def legend(table: Table) -> str:
     """What the printed columns mean, on one line."""
     header, _ = printed(table)
-    return "; ".join(f"{name}: {_LEGEND[name]}" for name in header if name in _LEGEND) + "."
+    text = "; ".join(f"{name}: {_LEGEND[name]}" for name in header if name in _LEGEND) + "."
+    return text.replace("{readings}", table.sweep.histories.counted(OLDEST))
 
 
 def to_markdown(table: Table) -> str:
