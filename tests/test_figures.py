@@ -233,6 +233,11 @@ def test_figures_of_the_measured_runs_explain_themselves() -> None:
         shifted = [axes.yaxis.get_offset_text().get_text() for axes in one.figure.axes if texts(one)]
         assert not any(shifted), f"{one.name}: its numbers are to be added to {shifted}"
     assert "Not drawn, with keys of fewer than two of these ages: newest." in made["eviction-consistency"].alt
+    captions = {name: one.caption for name, one in made.items()}
+    assert "rises first" not in captions["batch-training"], "end-to-end stores no random keys"
+    assert "with a queue or bank it rises first" in captions["mechanisms-training"]
+    assert "by the present key encoder or the present f_q (for a bank" in captions["age-consistency"]
+    assert "encoded by the present key encoder, against" in captions["momentum-consistency"]
     titles = {name: [axes.get_title(loc="left") for axes in one.figure.axes] for name, one in made.items()}
     assert "1 to 2 readings a run for each age above 1." in made["momentum-consistency"].alt
     assert "Cosine: 2 readings a run." in made["shuffle"].alt

@@ -1,6 +1,7 @@
 """The report says what the stored runs say, the same each time, and hides nothing that is missing."""
 
 import csv
+import dataclasses
 import json
 import math
 import os
@@ -18,7 +19,7 @@ from report_fixture import METRICS, ROOT, RUNS, STORED, write
 
 from study import cli
 from study.errors import UserError
-from study.report import document, histories, load, page, tables
+from study.report import claims, document, histories, judge, load, page, tables
 from study.report import write as report
 from study.report.load import SweepRuns
 from study.sweep import grid
@@ -306,8 +307,7 @@ def test_a_reader_that_has_gone_makes_no_traceback(tmp_path: Path) -> None:
 def test_the_page_says_what_was_known_and_what_its_columns_mean(made: Path) -> None:
     text = (made / "REPORT.md").read_text()
     claims = text[text.index("## Claims") : text.index("| verdict |")].replace("\n", " ")
-    for words in ("commit 707d006", "0.65 / 0.71 / 0.766 / 0.773", "registered, not measured"):
-        assert words in claims
+    assert claims.count("Registered before the runs (commit 0123456). Known then was a pilot.") == 1
     legend = (made / "tables/momentum.md").read_text().splitlines()[-1]
     assert legend in text
     for column in ("paper: ImageNet top-1 in %", "pretext (%): ", "key cosine: ", "lag/run: "):
@@ -315,6 +315,50 @@ def test_the_page_says_what_was_known_and_what_its_columns_mean(made: Path) -> N
     assert "by themselves say nothing about features" in text
     assert "Measured cost of the finished runs: 0.18 core-hours." in text
     assert "so do m = 0.9, m = 0.99: at this scale" in text and "so do m = 0.9" in (made / "report.html").read_text()
+
+
+OWN_CLAIM = """mine:
+  {sweep: own, statement: Warm wins., source: me, test: order, arms: [{T: 0.1}, {T: 0.2}]%s}
+"""
+
+
+@pytest.mark.parametrize("claimed", ["", OWN_CLAIM % "", OWN_CLAIM % ", registered: On Monday."])
+def test_a_page_of_a_users_own_sweep_says_nothing_of_the_paper_and_of_other_claims(
+    tmp_path: Path, claimed: str
+) -> None:
+    sweeps = tmp_path / "sweeps"
+    (sweeps / "scales").mkdir(parents=True)
+    (sweeps / "scales/quick.yaml").write_text((SMALL / "scales/quick.yaml").read_text())
+    (sweeps / "own.yaml").write_text(
+        "name: own\ntitle: Own\nbase: {dictionary: {kind: in-batch, K: null}}\naxes: {T: [0.1, 0.2]}\n"
+    )
+    (sweeps / "claims.yaml").write_text(claimed)
+    write(tmp_path / "runs", grid.load(sweeps / "own.yaml", "quick"), steps=60, every=6)
+    report.write(tmp_path / "runs", tmp_path / "out", sweeps)
+    text = (tmp_path / "out/quick/REPORT.md").read_text()
+    text = text[: text.index("## Deviations")]
+    assert "paper" not in text and "rises first" not in text and "before the runs" not in text
+    assert ("has no claim on these sweeps" in text) == (not claimed)
+    assert ("| verdict | claim | source | because |" in text) == ("| Warm wins. | me |" in text) == bool(claimed)
+    assert ("\n\nOn Monday.\n\n" in text) == ("Monday" in claimed)
+
+
+def test_registrations_that_differ_name_their_claims() -> None:
+    claimed = claims.read(SMALL / "claims.yaml")
+    claimed["slow-wins"] = claimed["slow-wins"].model_copy(update={"registered": ""})
+    verdicts = judge.judge_all(claimed, one(STORED / "runs"))
+    texts = [block.text for block in page._verdicts(verdicts) if isinstance(block, document.Text)]
+    assert texts[1:] == ["zero-fails: Registered before the runs (commit 0123456). Known then was a pilot."]
+
+
+def test_how_the_papers_numbers_were_read_is_said_of_arms() -> None:
+    sweep = dataclasses.replace(one(STORED / "runs"), paper=({"m": 0.9, "value": 1.0, "mark": "F"},) * 3)
+    assert page._marks(sweep) == "The paper's numbers are read off a figure."
+    sweep = dataclasses.replace(sweep, paper=({"m": 0, "value": "fails", "mark": "T"}, *sweep.paper))
+    assert (
+        page._marks(sweep)
+        == "The paper's numbers are read off a figure, but for m = 0 (fails), which is read in its text."
+    )
 
 
 @pytest.mark.parametrize("scale", ["quick", "gpu", "imagenet"])

@@ -42,6 +42,9 @@ class Claim(BaseModel):
     sweep: str
     statement: str
     source: str
+    """Who says so, and where."""
+    registered: str = ""
+    """When it was written down, and what was known then."""
     metric: str | dict[str, str] = "knn"
     test: Test
     arms: list[Where]
@@ -126,6 +129,7 @@ class Verdict:
     scale: str
     statement: str
     source: str
+    registered: str
     metric: str
     rule: str
     answer: Answer

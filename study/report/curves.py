@@ -50,13 +50,15 @@ def training(sweep: SweepRuns) -> Drawn | None:
     _legend(figure, place, grid[0])
     text = f"Mean over the seeds of each arm ({seeds(sweep)}), each point the mean over 1/120 of the run."
     finish(figure, f"{text} Dotted: the loss of a collapsed encoder.")
+    stored = _stored(sweep.measured)
+    rise = f"; with a {' or '.join(stored)} it rises first, while the random keys leave" if stored else ""
     return Drawn(
         f"{sweep.name}-training",
         figure,
-        f"**{sweep.title}: training.** The loss is shown less ln(K+1), its value for a collapsed encoder; it "
-        "rises first, while the random keys leave the dictionary. Pretext accuracy counts strict wins only. Both "
-        "measure the pretext task against a dictionary that changes with the run: they fall and rise as keys become "
-        "consistent and negatives hard, and by themselves say nothing about features; kNN does.",
+        f"**{sweep.title}: training.** The loss is shown less ln(K+1), its value for a collapsed encoder{rise}. "
+        "Pretext accuracy counts strict wins only. Both measure the pretext task against a dictionary that changes "
+        "with the run: they fall and rise as keys become consistent and negatives hard, and by themselves say nothing "
+        "about features; kNN does.",
         f"Pretext accuracy (%) at the end: {spoken(sweep, CURVES[1])}. {text}",
     )
 
@@ -103,10 +105,20 @@ def ageing(sweep: SweepRuns) -> Drawn | None:
     return Drawn(
         f"{sweep.name}-consistency",
         figure,
-        f"**{sweep.title}: consistency of the keys.** Cosine between a stored key and the same view encoded by the "
-        f"present key encoder, against the key's age.",
+        f"**{sweep.title}: consistency of the keys.** Cosine between a stored key and the same view encoded by "
+        f"{' or '.join(_ENCODERS[kind] for kind in _stored(arms))}, against the key's age.",
         f"Cosine of the oldest keys: {spoken(sweep, OLDEST)}. {text}",
     )
+
+
+_ENCODERS = {"queue": "the present key encoder", "bank": "the present f_q (for a bank, which has no key encoder)"}
+"""Dictionaries that store keys → what a view of theirs is encoded with again."""
+
+
+def _stored(arms: Sequence[Arm]) -> list[str]:
+    """Which of these dictionaries the arms have."""
+    kinds = {run.config["dictionary.kind"] for arm in arms for run in arm.runs}
+    return [kind for kind in _ENCODERS if kind in kinds]
 
 
 def _places(groups: Sequence[tuple[str, list[tuple[str, Arm]]]]) -> dict[str, int]:

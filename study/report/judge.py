@@ -49,6 +49,7 @@ def judge(name: str, claim: Claim, sweep: SweepRuns) -> Verdict:
         scale=sweep.scale,
         statement=claim.statement,
         source=claim.source,
+        registered=claim.registered.strip(),
         metric=metric.name,
         rule=_rule(claim, by, metric),
         answer=answer,

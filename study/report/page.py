@@ -1,6 +1,6 @@
 """What stands on the page of a scale, in which order: the first sweep's table and the claims first."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from study.report.claims import Verdict
 from study.report.document import Block, Code, Grid, Heading, Picture, Text
 from study.report.histories import CURVES
 from study.report.judge import MEANINGLESS
-from study.report.load import SweepRuns
+from study.report.load import SweepRuns, named
 from study.report.tables import Table
 
 _NUMBERS = """\
@@ -20,18 +20,16 @@ choice was made by the labels of the test split. ± is the standard deviation ov
 one seed. `n` counts the seeds behind the number, as “2 of 3” where some are missing. kNN: weighted, on pooled features;
 linear: a linear classifier on features encoded once; pretext: share of queries whose positive wins strictly, over the
 last 1/120 of the run; key cosine: the oldest stored keys against the same views encoded now, over the readings in the
-middle half of the run; lag/run: 1/(1−m) steps over the length of the run. `paper` is the paper's linear probe on
-ImageNet, in per cent, unless the sweep says otherwise."""
+middle half of the run; lag/run: 1/(1−m) steps over the length of the run."""
+
+_PAPER = " `paper` is the paper's linear probe on ImageNet, in per cent, unless the sweep says otherwise."
 
 _CLAIMS = """\
-Registered in `sweeps/claims.yaml` before the runs. A claim is decided when the whole interval of its estimate lies on
-one side of the threshold: the 95 % t-interval with the SD pooled over the sweep's arms, or with one seed the noise
-registered with the claim."""
+The claims of `sweeps/claims.yaml` on these sweeps. A claim is decided when the whole interval of its estimate lies on
+one side of the threshold: the 95 % t-interval with the SD pooled over the sweep's arms, or with one seed the noise that
+stands with the claim."""
 
-_KNOWN = """\
-When the claims were registered (commit 707d006) a pilot of the momentum sweep at quick, in bf16 with a prototype, was
-known: kNN 0.65 / 0.71 / 0.766 / 0.773 for m = 0 / 0.9 / 0.99 / 0.999; the quick runs here are fp32. The noise of a
-single seed, ± 1.0 point in most claims, is registered, not measured."""
+_NO_CLAIMS = "`sweeps/claims.yaml` has no claim on these sweeps."
 
 _RUNS = """\
 Each run's config, tags, final values and full histories are in `results/runs/`; this page is made of them."""
@@ -53,12 +51,10 @@ def blocks(scale: str, sections: Sequence[Section]) -> list[Block]:
         *([Text(f"**{MEANINGLESS[scale].capitalize()}.**")] if scale in MEANINGLESS else []),
         *_opening(sections[0]),
         Heading(2, "Claims"),
-        Text(_CLAIMS),
-        Text(_KNOWN),
-        _verdicts([verdict for section in sections for verdict in section.verdicts]),
+        *_verdicts([verdict for section in sections for verdict in section.verdicts]),
         *(block for i, section in enumerate(sections) for block in _section(section, first=i == 0)),
         Heading(2, "How the numbers are made"),
-        Text(_NUMBERS),
+        Text(_NUMBERS + (_PAPER if any(section.table.sweep.paper for section in sections) else "")),
         Heading(2, "Deviations from the paper"),
         deviations(scale),
         Heading(2, "Where the runs come from"),
@@ -68,7 +64,8 @@ def blocks(scale: str, sections: Sequence[Section]) -> list[Block]:
 
 def _opening(section: Section) -> list[Block]:
     sweep = section.table.sweep
-    return [Text(f"**{sweep.title}**, ours beside the paper's:"), *_table(section.table), *section.pictures[:1]]
+    beside = ", ours beside the paper's" if any(row.paper for row in section.table.rows) else ""
+    return [Text(f"**{sweep.title}**{beside}:"), *_table(section.table), *section.pictures[:1]]
 
 
 def _table(table: Table) -> list[Block]:
@@ -78,9 +75,18 @@ def _table(table: Table) -> list[Block]:
     return [Grid(header, rows, len(table.axes), floors), Text(tables.legend(table))]
 
 
-def _verdicts(verdicts: Iterable[Verdict]) -> Block:
+def _verdicts(verdicts: Sequence[Verdict]) -> list[Block]:
+    """The claims with their answers, below what they say of their registration."""
+    if not verdicts:
+        return [Text(_NO_CLAIMS)]
+    registered = {each.registered: [v.id for v in verdicts if v.registered == each.registered] for each in verdicts}
+    said = [
+        Text(text if len(registered) == 1 else f"{', '.join(names)}: {text}")
+        for text, names in registered.items()
+        if text
+    ]
     rows = [[f"**{each.answer}**", each.statement, each.source, each.reason] for each in verdicts]
-    return Grid(["verdict", "claim", "in the paper", "because"], rows, 4)
+    return [Text(_CLAIMS), *said, Grid(["verdict", "claim", "source", "because"], rows, 4)]
 
 
 def _section(section: Section, first: bool) -> list[Block]:
@@ -108,12 +114,18 @@ _MARKS = {"T": "read in its text", "F": "read off a figure", "R": "read in the a
 
 
 def _marks(sweep: SweepRuns) -> str:
-    """How the paper's numbers were read."""
+    """How the paper's numbers were read: most of them in one way, and the others by name."""
     read: dict[str, list[str]] = {}
     for row in sweep.paper:
-        read.setdefault(str(row.get("mark", "")), []).append(str(row["value"]))
-    ways = (f"{_MARKS.get(mark, 'of unstated origin')}: {', '.join(values)}" for mark, values in read.items())
-    return f"The paper's numbers, {'; '.join(ways)}."
+        arm = ", ".join(named(axis, row[axis]) for axis in sweep.axes if axis in row)
+        read.setdefault(str(row.get("mark", "")), []).append(f"{arm} ({row['value']})")
+    (most, _), *others = sorted(read.items(), key=lambda item: -len(item[1]))
+    but = "".join(f", but for {', '.join(arms)}, which is {_way(mark)}" for mark, arms in others)
+    return f"The paper's numbers are {_way(most)}{but}."
+
+
+def _way(mark: str) -> str:
+    return _MARKS.get(mark, "of unstated origin")
 
 
 def _again(sweep: SweepRuns) -> str:
