@@ -232,6 +232,7 @@ def test_figures_of_the_measured_runs_explain_themselves() -> None:
     for one in made.values():
         shifted = [axes.yaxis.get_offset_text().get_text() for axes in one.figure.axes if texts(one)]
         assert not any(shifted), f"{one.name}: its numbers are to be added to {shifted}"
+        assert not any("-\n" in text.get_text() for text in texts(one)), f"{one.name}: a name is broken"
     assert "Not drawn, with keys of fewer than two of these ages: newest." in made["eviction-consistency"].alt
     captions = {name: one.caption for name, one in made.items()}
     assert "rises first" not in captions["batch-training"], "end-to-end stores no random keys"

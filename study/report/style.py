@@ -103,7 +103,7 @@ def finish(figure: Figure, note: str) -> None:
     The layout is made once, not once a file format.
     """
     width = round(figure.get_figwidth() * 16)
-    figure.supxlabel(textwrap.fill(note, width), x=0.01, ha="left", fontsize=7.5, color=MUTED)
+    figure.supxlabel(textwrap.fill(note, width, break_on_hyphens=False), x=0.01, ha="left", fontsize=7.5, color=MUTED)
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
