@@ -101,8 +101,11 @@ def test_a_missing_reading_is_no_divergence(tmp_path: Path) -> None:
 
 def test_a_cosine_ends_at_one(tmp_path: Path) -> None:
     runs = grid_of(tmp_path, "{encoder.bn: [plain, shuffle]}")
-    runs.histories.readings[OLDEST][:] = 1.0
-    cosine = next(iter(figures.draw(runs))).figure.axes[-1]
+    for values in runs.histories.readings.values():
+        values[:] = 1.0
+    first, *_, last = figures.draw(runs)
+    assert last.figure.axes[0].get_ylim()[1] == 1
+    cosine = first.figure.axes[-1]
     assert cosine.get_xlim()[1] == 1 and cosine.get_xlim()[0] < 0.96
     assert not cosine.containers[0].lines[0].get_clip_on(), "a dot on the edge is whole"
 

@@ -83,7 +83,7 @@ def ageing(sweep: SweepRuns) -> Drawn | None:
             j = place[text]
             points = [(age, mean_of(values[:, None], arm)[0]) for age, values in ages.items()]
             x, y = np.array([point for point in points if math.isfinite(point[1])]).T
-            axes.plot(x, y, color=COLOURS[j % 7], marker=MARKERS[j % 7], markersize=4, label=text)
+            axes.plot(x, y, color=COLOURS[j % 7], marker=MARKERS[j % 7], markersize=4, label=text, clip_on=False)
             lines.append((x[-1], y[-1], text, COLOURS[j % 7]))
         direct = len(groups) == 1 and len({line[0] for line in lines}) == 1
         for line in lines if direct else ():
@@ -94,6 +94,7 @@ def ageing(sweep: SweepRuns) -> Drawn | None:
         axes.set(xlabel="age of the key, steps", title=title or here(sweep))
     if not direct:
         _legend(figure, place, panels)
+    panels[0].set_ylim(top=min(panels[0].get_ylim()[1], 1))
     panels[0].set_ylabel("cosine with the same view\nencoded now")
     text = (
         f"Mean over the seeds of each arm ({seeds(sweep)}) and over the readings between a quarter and three quarters "
