@@ -98,7 +98,7 @@ def here(sweep: SweepRuns) -> str:
 _NAMES = {
     "fashion-mnist": "Fashion-MNIST",
     "cifar10": "CIFAR-10",
-    "cifar10-jpeg": "CIFAR-10",
+    "cifar10-jpeg": "CIFAR-10 as JPEG",
     "cifar100": "CIFAR-100",
     "stl10": "STL-10",
     "imagenet": "ImageNet",
