@@ -85,7 +85,7 @@ def known(folder: Path) -> dict[str, Status]:
     return {signature: own for signature, own in found.items() if own is not None and own.steps}
 
 
-def until(what: str, done: Callable[[], object], seconds: float = 180) -> None:
+def until(what: str, done: Callable[[], object], seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
@@ -138,7 +138,7 @@ def cluster() -> Iterator[Path]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=40, help="8 steps each (default %(default)s)")
+    parser.add_argument("--epochs", type=int, default=100, help="8 steps each (default %(default)s)")
     parser.add_argument("--folder", type=Path, help="keep what is made here (default: a temporary folder)")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="slurm-acceptance-"))
