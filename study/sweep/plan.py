@@ -86,8 +86,7 @@ class Plan:
 
     def wall(self, workers: int) -> float | None:
         """Wall seconds with so many points side by side; None when one of them has no cost."""
-        costs = [row.cost for row in self.to_run]
-        return None if None in costs else makespan((cost for cost in costs if cost is not None), workers)
+        return makespan((row.cost for row in self.to_run), workers)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -161,10 +160,12 @@ def make(sweep: Sweep, runs_dir: Path, queue: Mapping[str, tuple[str, str]] | No
     return Plan(sweep, tuple(rows), removed, meter.unit)
 
 
-def makespan(costs: Iterable[float], workers: int) -> float:
-    """Seconds until the last of these ends, begun in this order, so many side by side."""
+def makespan(costs: Iterable[float | None], workers: int) -> float | None:
+    """Seconds until the last of these ends, begun in this order, so many side by side; None when one is not known."""
     free = [0.0] * workers
     for cost in costs:
+        if cost is None:
+            return None
         heapq.heapreplace(free, free[0] + cost)
     return max(free)
 

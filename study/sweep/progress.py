@@ -88,9 +88,7 @@ class Progress:
             pool.costs[row.point.signature] if left is None else left for row, left in zip(rows, running, strict=True)
         ]
         costs += [pool.costs[point.signature] for point in pool.waiting]
-        if None in costs or not costs:
-            return None
-        return makespan((cost for cost in costs if cost is not None), pool.options.workers)
+        return makespan(costs, pool.options.workers) if costs else None
 
 
 def _columns(row: Row) -> tuple[str, str, str]:
