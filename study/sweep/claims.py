@@ -1,42 +1,163 @@
-"""Are the claims that a sweep names ones that can be judged? Asked before the training, not after it."""
+"""Pre-registered claims: what `sweeps/claims.yaml` may say, and what a verdict holds. `judge` compares the two."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from study.config import Config, flatten, render
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from study.config import read_yaml, render
 from study.errors import UserError
-from study.sweep import grid
-from study.sweep.grid import Sweep
+from study.report import metrics
+from study.report.load import Label
+
+Where = dict[str, Label | dict[str, Label]]
+"""An arm: label or config key → value, or scale → value; ``{floor: name}`` is a floor."""
+Answer = Literal["holds", "fails", "undecided"]
+Test = Literal["at_floor", "order", "gap", "close", "interaction"]
+
+_ARMS: Mapping[Test, tuple[int, int]] = {
+    "at_floor": (1, 1),
+    "order": (2, 99),
+    "gap": (2, 2),
+    "close": (2, 2),
+    "interaction": (4, 4),
+}
 
 
-def check(sweep: Sweep) -> None:
-    """Read the claims beside a sweep that names some, and look for what they speak of.
+class Claim(BaseModel):
+    """One entry of claims.yaml.
 
-    A scale may leave out arms that a claim needs: there the claim stays undecided, which is no fault.
+    The tests, with ``by`` in the metric's printed unit:
+        at_floor     arms[0] ≤ the best of ``floors`` + by; an arm that diverged in every seed is at the floor
+        order        each arm is better than the one before it, by more than ``by``
+        gap          arms[0] − arms[1] > by
+        close        |arms[0] − arms[1]| ≤ by
+        interaction  (arms[0] − arms[1]) − (arms[2] − arms[3]) > by
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    sweep: str
+    statement: str
+    source: str
+    """Who says so, and where."""
+    registered: str = ""
+    """When it was written down, and what was known then."""
+    metric: str | dict[str, str] = "knn"
+    test: Test
+    arms: list[Where]
+    floors: list[str] = []
+    each: str | None = None
+    """Ask the same at each value of this axis at which all the arms exist; every answer must hold."""
+    by: float | dict[str, float] = 0.0
+    noise: float | dict[str, float] = 0.0
+    """Half-width of the interval when seeds are too few to estimate it."""
+    seeds: int = 1
+    """Fewest seeds an arm that decide."""
+    not_at: dict[str, str] = {}
+    """Scale → why it cannot decide there, such as a run shorter than the key encoder's lag."""
+
+    @field_validator("metric", "by", "noise")
+    @classmethod
+    def _has_default(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and "default" not in value:
+            raise ValueError("one value, or scales with their values and a default")
+        return value
+
+
+def at(value: Any, scale: str) -> Any:
+    """A setting, or the one for this scale of a mapping that has a ``default``."""
+    return value.get(scale, value["default"]) if isinstance(value, Mapping) else value
+
+
+def read(path: Path) -> dict[str, Claim]:
+    """Read claims.yaml.
 
     Raises:
-        UserError: a claim is malformed, is about another sweep, or about labels or floors that this one lacks.
+        UserError: an unknown key, a wrong type, or a number of arms that the test cannot use.
     """
-    if not sweep.claims:
-        return
-    from study.report import claims  # slow to import: it also reads exported runs
+    claims = {}
+    for name, tree in read_yaml(path).items():
+        try:
+            claim = Claim.model_validate(tree)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            key = ".".join([name, *(str(part) for part in fault["loc"])])
+            allowed = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+            raise UserError(f"{path}: {key} = {render(fault['input'])}: allowed is {allowed}") from None
+        least, most = _ARMS[claim.test]
+        if not least <= len(claim.arms) <= most:
+            allowed = str(least) if least == most else f"{least} or more"
+            raise UserError(f"{path}: {name}.arms has {len(claim.arms)}: allowed is {allowed} with {claim.test}")
+        if (claim.test == "at_floor") != bool(claim.floors):
+            allowed = "one name or more" if claim.test == "at_floor" else f"none with {claim.test}"
+            raise UserError(f"{path}: {name}.floors = {render(claim.floors)}: allowed is {allowed}")
+        claims[name] = claim
+    return claims
 
-    path = sweep.path.parent / "claims.yaml"
-    registered = claims.read(path)
-    known = grid.labels(sweep.path)
-    settings = {"K", *flatten(Config.model_validate({}).model_dump())}
-    for name in sweep.claims:
-        claim = registered[name]
-        if claim.sweep != sweep.name:
-            raise UserError(
-                f"{path}: {name}.sweep = {claim.sweep}: allowed is {sweep.name}, whose file names this claim"
-            )
-        floors: list[claims.Where] = [{"floor": floor} for floor in claim.floors]
-        for where in [*claim.arms, *floors]:
-            for key, value in where.items():
-                if key not in known and key not in settings:
-                    allowed = f"{', '.join(known)}, or a key of the config"
-                    raise UserError(f"{path}: {name}.arms: {key} = {render(value)}: no axis; allowed is {allowed}")
-                for label in value.values() if isinstance(value, Mapping) else [value]:
-                    if key in known and label not in known[key]:
-                        allowed = ", ".join(map(render, known[key])) or "none: the sweep has no floors"
-                        raise UserError(f"{path}: {name}.arms: {key} = {render(label)}: allowed is {allowed}")
+
+@dataclass(frozen=True)
+class Measured:
+    """An arm's numbers, in the printed unit."""
+
+    arm: str
+    mean: float
+    sd: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One estimate with its interval, compared with one threshold, in the printed unit."""
+
+    what: str
+    estimate: float
+    low: float
+    high: float
+    threshold: float
+    interval: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to one claim at one scale, and the numbers that it rests on."""
+
+    id: str
+    sweep: str
+    scale: str
+    statement: str
+    source: str
+    registered: str
+    metric: str
+    rule: str
+    answer: Answer
+    reason: str
+    numbers: tuple[Measured, ...]
+    comparisons: tuple[Comparison, ...]
+    shared_by: tuple[str, ...] = ()
+    """Other arms of the sweep that pass the same test, with ``at_floor``: where many do, the floor tells little."""
+
+    @property
+    def evidence(self) -> str:
+        """The numbers on one line; empty when there are none."""
+        metric = metrics.of(self.metric)
+        return f"{metric.axis}: " + "; ".join(_spoken(each, metric) for each in self.numbers) if self.numbers else ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, rounded so that the file is the same on every machine."""
+        return {name: _rounded(value) for name, value in asdict(self).items()}
+
+
+def _spoken(each: Measured, metric: metrics.Metric) -> str:
+    spread = "" if each.sd is None else f" ± {each.sd:.{metric.digits}f}"
+    return f"{each.arm} {each.mean:.{metric.digits}f}{spread} (n = {each.n})"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, Mapping):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
