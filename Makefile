@@ -51,12 +51,12 @@ bench: data
 	$(STUDY) bench
 
 torture: data
-	.venv/bin/python tests/torture.py
+	.venv/bin/python tests/helpers/torture.py
 
 # make slurm ACCOUNTING=0 MAX_ARRAY_SIZE=5 CPUS=8 for a cluster without accounting, with short arrays, of so many cores.
 slurm: $(INSTALLED)
-	.venv/bin/python -m study.sweep.onenode up $(strip $(if $(filter 0,$(ACCOUNTING)),--no-accounting) \
+	.venv/bin/python -m study.slurm.onenode up $(strip $(if $(filter 0,$(ACCOUNTING)),--no-accounting) \
 	  $(if $(MAX_ARRAY_SIZE),--max-array-size $(MAX_ARRAY_SIZE)) $(if $(CPUS),--cpus $(CPUS)))
 
 slurm-down: $(INSTALLED)
-	.venv/bin/python -m study.sweep.onenode down
+	.venv/bin/python -m study.slurm.onenode down

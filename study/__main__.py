@@ -2,7 +2,7 @@
 
 import sys
 
-from study.cli import main
+from study.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

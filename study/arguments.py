@@ -52,7 +52,8 @@ def read_overrides(words: Iterable[str]) -> dict[str, Any]:
     Raises:
         UserError: a word is no ``key=value``, or a key stands twice.
     """
-    from study.config import flatten, parse_overrides, render
+    from study.config.reading import flatten, parse_overrides
+    from study.config.schema import render
 
     overrides = parse_overrides(words)
     for key, value in flatten(overrides).items():

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from study.run import status
 from study.run.status import Status
-from study.sweep import daemons, onenode
+from study.slurm import daemons, onenode
 
 ROOT = Path(__file__).parents[1]
 SWEEP = ROOT / "sweeps" / "momentum.yaml"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from study import cli
+from study.cli import main as cli
 
 
 @pytest.mark.parametrize(

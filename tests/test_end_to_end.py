@@ -92,7 +92,7 @@ def test_the_report_is_made_again_to_the_byte(swept: Path) -> None:
 def test_help_is_quick_and_every_command_teaches() -> None:
     """`study --help` imports none of the heavy packages; the time itself is in `make bench`."""
     code = (
-        "import sys\nfrom study.cli import parser\nparser().format_help()\n"
+        "import sys\nfrom study.cli.main import parser\nparser().format_help()\n"
         "print(sorted({'torch', 'mlflow', 'pandas', 'numpy', 'pydantic', 'rich', 'matplotlib'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -15,10 +15,11 @@ from run_fixture import MEGABYTE, kill_after, mount
 from torture import crowd, kills
 from tracking_fixture import Proxy, fresh_store, line, make, set_status, sweep
 
-from study.run import journal, record, status, store
+from study.run import journal, record, status
 from study.run.files import StorageError
-from study.run.mirror import Mirror
 from study.run.record import RunRecord
+from study.tracking import store
+from study.tracking.mirror import Mirror
 
 SHORT = ("optimiser.epochs=3", "evaluation.every_epochs=2", "evaluation.linear_epochs=0", "consistency.every_steps=8")
 

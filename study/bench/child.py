@@ -61,8 +61,8 @@ class Child:
 def main(folder: str, threads: str, checkpoint_every: str, *changes: str) -> None:
     """Serve standard input."""
     from study.bench import sides
-    from study.config import merge, parse_overrides, resolve
-    from study.device import configure_torch, pick_device
+    from study.config.reading import merge, parse_overrides, resolve
+    from study.train.device import configure_torch, pick_device
 
     device = pick_device("auto")
     configure_torch(device, int(threads))

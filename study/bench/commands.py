@@ -6,8 +6,9 @@ from collections.abc import Callable
 from study.bench import stored
 from study.bench.measure import Bench, command, take_turns, timed
 from study.report import load, tables
-from study.run import imports, listing, store
+from study.run import listing
 from study.sweep import grid
+from study.tracking import imports, store
 
 SCALE = "cpu"
 POINTS = 10_000

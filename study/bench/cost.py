@@ -7,8 +7,8 @@ from typing import Any
 from study.bench import sides
 from study.bench.measure import Bench, take_turns, timed
 from study.bench.sides import TINY, config_of
-from study.device import configure_torch
 from study.run.files import write_atomic
+from study.train.device import configure_torch
 
 STEPS = 4
 REPEATS = 3

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from study.data import images
-from study.device import pick_device
 from study.run import provenance
+from study.train.device import pick_device
 
 TRAIN, TEST = 50_000, 10_000
 """Images of the bench's own data set: random ones, 32×32, three colours, ten classes that differ by their mean."""

@@ -19,10 +19,10 @@ from torch import Tensor
 from study.bench import sides
 from study.bench.measure import Bench, take_turns
 from study.bench.sides import RESNET18, TINY, Steps, config_of
-from study.config import Config
+from study.config.schema import Config
 from study.data import images
-from study.device import autocaster, configure_torch
 from study.model import encoder
+from study.train.device import autocaster, configure_torch
 
 PREFETCHED = 2
 """Batches that a worker makes in advance, DataLoader's default."""

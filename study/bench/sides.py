@@ -13,11 +13,12 @@ import torch
 from torch.nn import functional as F
 
 from study.bench.measure import DATA
-from study.config import Config, merge, resolve
-from study.device import autocaster
+from study.config.reading import merge, resolve
+from study.config.schema import Config
 from study.model import encoder
 from study.run import record
-from study.train import Pretraining, Runtime
+from study.train.device import autocaster
+from study.train.trainer import Pretraining, Runtime
 
 TINY: dict[str, Any] = {
     "data": {"name": DATA, "size": 32, "eval_crop": 1.0},

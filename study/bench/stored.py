@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from study.config import flatten
+from study.config.reading import flatten
 from study.sweep import grid
 
 SWEEPS = grid.SCALES.parent

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from study import consistency
 from study.bench import sides
 from study.bench.measure import Bench, take_turns, timed
 from study.bench.sides import RESNET18, TINY, Steps, config_of
-from study.config import Config
+from study.config.schema import Config
 from study.data import images
-from study.device import configure_torch
-from study.evaluate import encode, evaluate, frozen
 from study.model import encoder
 from study.run import record
 from study.sweep import grid
-from study.train import READ_EVERY
+from study.train import consistency
+from study.train.device import configure_torch
+from study.train.evaluate import encode, evaluate, frozen
+from study.train.trainer import READ_EVERY
 
 RUNS = "runs"
 STEPS, SHORT_TURNS = 4, 4

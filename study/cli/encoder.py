@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from study.arguments import Parser, read_overrides
 
 if TYPE_CHECKING:
-    from study.model.interop import Source
+    from study.train.interop import Source
 
 EPILOG = """\
 examples:
@@ -92,10 +92,11 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def export_command(arguments: argparse.Namespace) -> int:
     """Write a file, and say how to load it."""
-    from study.config import resolve
+    from study.config.reading import resolve
     from study.errors import UserError
-    from study.model import interop, layouts
+    from study.model import layouts
     from study.run import files
+    from study.train import interop
 
     to, source = arguments.to, _source(arguments.run, arguments.runs_dir)
     config = resolve(source.tree(), str(source.path))
@@ -118,12 +119,12 @@ def export_command(arguments: argparse.Namespace) -> int:
 
 def probe_command(arguments: argparse.Namespace) -> int:
     """Print what an encoder is worth."""
-    from study.config import merge, resolve
+    from study.config.reading import merge, resolve
     from study.data import images
-    from study.device import configure_torch, pick_device
-    from study.evaluate import evaluate
-    from study.model import interop
     from study.sweep.grid import scale_overlay
+    from study.train import interop
+    from study.train.device import configure_torch, pick_device
+    from study.train.evaluate import evaluate
 
     device = pick_device(arguments.device)
     configure_torch(device, None)
@@ -155,7 +156,7 @@ def _source(run: str, runs_dir: Path) -> "Source":
         UserError: nothing is called so, more than one run is, or it holds no encoder.
     """
     from study.errors import UserError
-    from study.model import interop
+    from study.train import interop
 
     path = Path(run)
     if not path.exists():

@@ -1,4 +1,4 @@
-"""The command line: thin, and quick to answer, since each room imports what is heavy only when its command runs."""
+"""The command line: thin, and quick to answer, since each command imports what is heavy only when its command runs."""
 
 import argparse
 import os
@@ -22,11 +22,7 @@ from nothing to a table:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line; every room registers its own commands."""
-    from study import bench_commands, encoder_commands, train_commands
-    from study.data import commands as data
-    from study.report import commands as report
-    from study.run import commands as runs
-    from study.sweep import commands as sweep
+    from study.cli import bench, data, encoder, report, runs, sweep, train
 
     top = Parser(
         prog="study",
@@ -37,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"study {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for room in (train_commands, sweep, runs, report, data, encoder_commands, bench_commands):
+    for room in (train, sweep, runs, report, data, encoder, bench):
         room.register(commands)
     return top
 

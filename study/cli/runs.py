@@ -142,7 +142,7 @@ def export_command(arguments: argparse.Namespace) -> int:
 
 def import_command(arguments: argparse.Namespace) -> int:
     """Fill a store from exported files."""
-    from study.run import imports, store
+    from study.tracking import imports, store
 
     return _report(arguments, imports.fill(arguments.files, store.resolve(arguments.runs_dir, arguments.uri)))
 
@@ -151,8 +151,8 @@ def sync_command(arguments: argparse.Namespace) -> int:
     """Mirror run folders, once or until interrupted."""
     import threading
 
-    from study.run import store
-    from study.run.mirror import Mirror
+    from study.tracking import store
+    from study.tracking.mirror import Mirror
 
     source = arguments.source or arguments.runs_dir
     mirror = Mirror(_folder(source), arguments.uri, into=arguments.runs_dir)
@@ -170,9 +170,9 @@ def sync_command(arguments: argparse.Namespace) -> int:
 
 def reconcile_command(arguments: argparse.Namespace) -> int:
     """Mend a store."""
-    from study.run import store
-    from study.run.mirror import Mirror
-    from study.run.reconcile import reconcile
+    from study.tracking import store
+    from study.tracking.mirror import Mirror
+    from study.tracking.reconcile import reconcile
 
     mirror = Mirror(arguments.runs_dir, arguments.uri)
     store.check(mirror.store)
@@ -181,7 +181,7 @@ def reconcile_command(arguments: argparse.Namespace) -> int:
 
 def ui_command(arguments: argparse.Namespace) -> int:
     """Serve MLflow until interrupted."""
-    from study.run.ui import serve
+    from study.tracking.ui import serve
 
     return serve(arguments.runs_dir, arguments.files, arguments.port)
 

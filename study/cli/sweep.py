@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from study.arguments import Parser, whole
 
 if TYPE_CHECKING:
+    from study.launch.plan import Plan
     from study.sweep.grid import Sweep
-    from study.sweep.plan import Plan
 
 EPILOG = """\
 A sweep is a YAML file: arms along its axes, floors, seeds, the paper's numbers. A scale (sweeps/scales/S.yaml) says how
@@ -156,10 +156,11 @@ def plan_command(arguments: argparse.Namespace) -> int:
     """``study sweep plan``."""
     from dataclasses import asdict
 
-    from study.sweep import claims, slurm
+    from study.slurm import submit as slurm
+    from study.sweep import check
 
     sweep = _load(arguments)
-    claims.check(sweep)
+    check.check(sweep)
     plan = _plan(sweep, arguments)
     workers = _workers(plan, arguments)  # reads cluster.yaml: its faults are said even where there is no Slurm
     allowed = slurm.limits() if arguments.cluster == "slurm" else None
@@ -176,11 +177,13 @@ def plan_command(arguments: argparse.Namespace) -> int:
 def submit_command(arguments: argparse.Namespace) -> int:
     """``study sweep submit``."""
     from study.data import images
-    from study.run import store
-    from study.sweep import claims, launch, record, slurm
+    from study.launch import local, record
+    from study.slurm import submit as slurm
+    from study.sweep import check
+    from study.tracking import store
 
     sweep = _load(arguments)
-    claims.check(sweep)
+    check.check(sweep)
     plan = _plan(sweep, arguments)
     _show(plan, arguments)
     if arguments.cluster == "local" and not arguments.dry_run:
@@ -198,21 +201,21 @@ def submit_command(arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run,
         )
         return code or (_wait(sweep, arguments) if arguments.wait and not arguments.dry_run else 0)
-    options = launch.options(plan, workers=arguments.workers, threads=arguments.threads, wait=arguments.wait)
+    options = local.options(plan, workers=arguments.workers, threads=arguments.threads, wait=arguments.wait)
     if arguments.dry_run:
         print(f"would run {len(plan.to_run):,} points, {options.workers} at a time with --threads {options.threads}:")
         for row in plan.to_run if arguments.all else plan.to_run[:SHOWN]:
             print(f"  study train {arguments.runs_dir / row.point.signature / 'config.yaml'}  # {row.point.name}")
         return 0
     record.write(sweep, arguments.runs_dir)
-    return launch.launch(plan, arguments.runs_dir, options, mirror=not arguments.no_mirror)
+    return local.launch(plan, arguments.runs_dir, options, mirror=not arguments.no_mirror)
 
 
 def _wait(sweep: "Sweep", arguments: argparse.Namespace) -> int:
     """Follow a sweep on Slurm, with the mirror beside it; the jobs need neither."""
-    from study.sweep import launch, watch
+    from study.launch import local, watch
 
-    with launch.mirrored(arguments.runs_dir, print, wanted=not arguments.no_mirror):
+    with local.mirrored(arguments.runs_dir, print, wanted=not arguments.no_mirror):
         try:
             plan = watch.watch(lambda: _plan(sweep, arguments), everything=arguments.all)
         except KeyboardInterrupt:
@@ -228,7 +231,7 @@ def _wait(sweep: "Sweep", arguments: argparse.Namespace) -> int:
 def status_command(arguments: argparse.Namespace) -> int:
     """``study sweep status``."""
     from study.console import stdout
-    from study.sweep import table, watch
+    from study.launch import table, watch
 
     sweep = _load(arguments)
     if arguments.json:
@@ -243,7 +246,8 @@ def status_command(arguments: argparse.Namespace) -> int:
 def logs_command(arguments: argparse.Namespace) -> int:
     """``study sweep logs``."""
     from study.errors import UserError
-    from study.sweep import plan, slurm
+    from study.launch import plan
+    from study.slurm import submit as slurm
 
     chosen = {point["signature"]: point["name"] for _, point in _points(arguments)}
     if len(chosen) > 1:
@@ -269,23 +273,25 @@ def logs_command(arguments: argparse.Namespace) -> int:
 
 def cancel_command(arguments: argparse.Namespace) -> int:
     """``study sweep cancel``."""
-    from study.sweep import launch, record, slurm, slurm_ledger
+    from study.launch import local, record
+    from study.slurm import ledger
+    from study.slurm import submit as slurm
 
     points = _points(arguments)
     by_sweep: dict[str, set[str]] = {}
     for sweep_id, point in points:
         by_sweep.setdefault(sweep_id, set()).add(point["signature"])
-    running = launch.running_here(arguments.runs_dir, {point["signature"] for _, point in points})
+    running = local.running_here(arguments.runs_dir, {point["signature"] for _, point in points})
     slurm.confirm("cancel", len(running), yes=arguments.yes)
     if len(arguments.point) == 1 and arguments.point[0].endswith(".yaml"):  # all of it: what waits must not start
-        launch.stop_launchers(arguments.runs_dir, points[0][0])
+        local.stop_launchers(arguments.runs_dir, points[0][0])
     for pid in running.values():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     print(f"asked {len(running)} running {'point' if len(running) == 1 else 'points'} on this machine to save and stop")
     code = 0
     for sweep_id, signatures in by_sweep.items():
-        sent = slurm_ledger.latest(slurm_ledger.arrays(arguments.runs_dir)).keys() & signatures
+        sent = ledger.latest(ledger.arrays(arguments.runs_dir)).keys() & signatures
         if sent and (sweep := record.reload(arguments.runs_dir, sweep_id)):
             code |= slurm.cancel(sweep, runs_dir=arguments.runs_dir, signatures=sent, yes=arguments.yes)
     return code
@@ -303,7 +309,8 @@ def _load(arguments: argparse.Namespace) -> "Sweep":
 
 def _plan(sweep: "Sweep", arguments: argparse.Namespace) -> "Plan":
     """The plan, with what Slurm knows: one query, and none if no point was ever submitted to it."""
-    from study.sweep import plan, slurm
+    from study.launch import plan
+    from study.slurm import submit as slurm
 
     queue = {signature: (job.state, job.reason) for signature, job in slurm.jobs(arguments.runs_dir, sweep).items()}
     return plan.make(sweep, arguments.runs_dir, queue)
@@ -311,25 +318,26 @@ def _plan(sweep: "Sweep", arguments: argparse.Namespace) -> "Plan":
 
 def _show(plan: "Plan", arguments: argparse.Namespace) -> None:
     from study.console import stdout
-    from study.sweep import table
+    from study.launch import table
 
     stdout().print(table.of_plan(plan, _workers(plan, arguments), everything=arguments.all))
 
 
 def _workers(plan: "Plan", arguments: argparse.Namespace) -> int:
     """Points side by side: on Slurm as many as the user allows, since nobody knows when which of them starts."""
-    from study.sweep import cluster, launch
+    from study.launch import local
+    from study.slurm import cluster
 
     if arguments.cluster == "slurm":
         resources = cluster.of_sweep(arguments.cluster_config, plan.sweep)
         return resources.parallel or max(1, len(plan.to_run))
-    return launch.options(plan, workers=arguments.workers).workers
+    return local.options(plan, workers=arguments.workers).workers
 
 
 def _points(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     """Sweep's id and recorded point, of the submitted points that the command line names."""
     from study.errors import UserError
-    from study.sweep import record
+    from study.launch import record
 
     first, *words = arguments.point
     if first.endswith(".yaml"):

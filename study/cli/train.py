@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +9,6 @@ from study.arguments import read_overrides
 
 if TYPE_CHECKING:
     from study.arguments import Parser
-
-STOP_S, HURRIED_S = 600.0, 10.0
-"""Seconds that MLflow may take at the end of a run, and of one that was stopped."""
 
 EPILOG = """\
 examples:
@@ -71,7 +66,7 @@ def register(subparsers: "argparse._SubParsersAction[Parser]") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Resolve the config, train, and print the outcome."""
-    from study.config import resolve
+    from study.config.reading import resolve
     from study.errors import UserError
 
     files = [argument for argument in arguments.arguments if "=" not in argument]
@@ -88,33 +83,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         _list(config)
         return 0
-    if arguments.threads is not None:
-        # Before torch is imported, so that every library of this process agrees.
-        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ[variable] = str(arguments.threads)
-    from study.train import Runtime, train
+    from study.launch import single
 
-    runtime = Runtime(
-        runs_dir=arguments.runs_dir,
-        device=arguments.device,
+    outcome = single.run(
+        config,
+        arguments.runs_dir,
         threads=arguments.threads,
+        mlflow=arguments.mlflow,
+        device=arguments.device,
         compile=arguments.compile,
         checkpoint_every=arguments.checkpoint_every,
-        command=tuple(sys.argv),
     )
-    mirror = None
-    if arguments.mlflow:
-        from study.run.mirror import start_mirror
-
-        mirror = start_mirror(arguments.runs_dir)
-    outcome = None
-    try:
-        outcome = train(config, runtime)
-    finally:
-        # A job that is about to be taken away has no time for a store that does not answer.
-        limit = STOP_S if outcome is not None and outcome.exit_code == 0 else HURRIED_S
-        if mirror is not None and not (report := mirror.stop(limit)).complete:
-            print(f"study: MLflow: {report.error or '; '.join(report.problems)}", file=sys.stderr)
     if arguments.json:
         print(json.dumps({"signature": outcome.signature, "dir": str(outcome.dir), "final": outcome.final}))
     elif outcome.state:
@@ -125,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tree(files: list[str], arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """The merged tree and the name of where it came from; overrides are echoed."""
-    from study.config import merge, read_yaml
+    from study.config.reading import merge, read_yaml
     from study.sweep.grid import scale_overlay
 
     tree: dict[str, Any] = scale_overlay(arguments.scale) if arguments.scale else {}
@@ -144,7 +123,7 @@ def _list(config: Any) -> None:
     from rich import box
     from rich.table import Table
 
-    from study.config import render
+    from study.config.schema import render
     from study.console import stdout
 
     table = Table("key", "value", "meaning", box=box.SIMPLE)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from study.data.loops import compiled, kept, share
 from study.data.parameters import BLUR_REACH, BRIGHTNESS, CONTRAST, SATURATION, Parameters
-from study.loops import compiled, kept, share
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from study.config import Views
+from study.config.schema import Views
 
 RATIO = (3 / 4, 4 / 3)
 """Aspect of a crop, width over height, uniform in its logarithm."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from study.config import Config
+from study.config.schema import Config
 from study.data.images import Images, subset
 from study.data.views import Augment
 from study.errors import UserError

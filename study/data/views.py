@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from study.config import Views
+from study.config.schema import Views
 from study.data import batched
 from study.data.parameters import Parameters, sample
 

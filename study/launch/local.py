@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from study.launch import plan as plans
+from study.launch.plan import Plan
+from study.launch.pool import Options, Pool
+from study.launch.progress import Progress
 from study.run import files, lock
-from study.sweep import plan as plans
-from study.sweep.local import Options, Pool
-from study.sweep.plan import Plan
-from study.sweep.progress import Progress
 
 LOOK_S = 1.0
 """Seconds between two looks at the mirror."""
@@ -78,7 +78,7 @@ def mirrored(runs_dir: Path, say: Callable[[str], None], *, wanted: bool = True)
     if not wanted:
         yield
         return
-    from study.run.mirror import start_mirror
+    from study.tracking.mirror import start_mirror
 
     beside = start_mirror(runs_dir)
     over = threading.Event()

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.config import Config, read_yaml, resolve
+from study.config.reading import read_yaml, resolve
+from study.config.schema import Config
 from study.errors import UserError
+from study.launch import record
 from study.run import status
 from study.run.status import Status
-from study.sweep import record
 from study.sweep.grid import Point, Sweep
 
 STATES = ("done", "running", "pending", "unknown", "missing", "failed", "blocked")

@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 import yaml
 
-from study.config import read_yaml, resolve
+from study.config.reading import read_yaml, resolve
 from study.errors import UserError
+from study.launch import plan as plans
+from study.launch.plan import Plan
 from study.run import files
 from study.run.status import Status
-from study.sweep import plan as plans
 from study.sweep.grid import Point
-from study.sweep.plan import Plan
 
 TRAINER = (sys.executable, "-m", "study", "train")
 CHILD = Path(__file__).with_name("child.py")

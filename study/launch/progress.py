@@ -10,11 +10,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from study.launch.plan import Row, makespan
+from study.launch.pool import End, Pool
+from study.launch.table import duration, left_seconds, progress
 from study.run import status
 from study.sweep.grid import Point
-from study.sweep.local import End, Pool
-from study.sweep.plan import Row, makespan
-from study.sweep.table import duration, left_seconds, progress
 
 REDRAW_S = 0.5
 LINE_S = 15.0

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from study.launch.plan import Plan, Row
 from study.run.status import Status
-from study.sweep.plan import Plan, Row
 
 LONGEST = 40
 """Lines that are shown of a long sweep."""

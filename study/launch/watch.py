@@ -6,8 +6,8 @@ from collections.abc import Callable
 from rich.live import Live
 
 from study.console import stdout
-from study.sweep import table
-from study.sweep.plan import Plan
+from study.launch import table
+from study.launch.plan import Plan
 
 LOOK_S = 5.0
 """Seconds between two looks; with points on a cluster each look is a query to its controller."""

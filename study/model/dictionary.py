@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from study.config import Config
+from study.config.schema import Config
 from study.model.loss import infonce, infonce_in_batch
 from study.rng import generator as counter_based
 

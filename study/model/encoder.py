@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from study import config
+from study.config import schema
 from study.model.norm import SplitBatchNorm
 
 Norm = Callable[[int], nn.Module]
@@ -103,7 +103,7 @@ class Encoder(nn.Module):
         return F.normalize(self.head(self.features(x)).float(), dim=1)
 
 
-def build(cfg: config.Encoder, size: int) -> Encoder:
+def build(cfg: schema.Encoder, size: int) -> Encoder:
     """The encoder that a config describes, channels last, initialised from torch's global random state.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from study import config
+from study.config import schema
 from study.errors import UserError
 
 TORCHVISION = {"resnet18": "resnet18", "resnet50": "resnet50", "resnext50": "resnext50_32x4d"}
@@ -30,7 +30,7 @@ SUFFIXES = {"torchvision": ".pth", "timm": ".pth", "detectron2": ".pkl"}
 """By its ending detectron2 tells its own format from torch's."""
 
 
-def check(cfg: config.Encoder, to: str) -> None:
+def check(cfg: schema.Encoder, to: str) -> None:
     """Meet an encoder that a program cannot build.
 
     Raises:
@@ -86,7 +86,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def usage(cfg: config.Encoder, to: str, file: str) -> str:
+def usage(cfg: schema.Encoder, to: str, file: str) -> str:
     """How to load the file, as lines to copy."""
     if to == "detectron2":
         needs = f"MODEL.RESNETS: {DETECTRON2[cfg.arch]}, STRIDE_IN_1X1 False; INPUT.FORMAT RGB"

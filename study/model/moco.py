@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from study.config import Config
+from study.config.schema import Config
 from study.model import dictionary, encoder
 from study.model.norm import shuffle, unshuffle
 from study.rng import generator as counter_based

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, MaxNLocator
 
-from study.report import metrics
+from study import metrics
 from study.report.drawing import LONG, WIDTH, Drawn, here, line_and_x, mean_of, seeds, spoken, values_of
 from study.report.histories import AGE, CURVES, OLDEST
 from study.report.load import Arm, SweepRuns, named

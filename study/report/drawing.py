@@ -8,10 +8,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from study.report import metrics
+from study import metrics
 from study.report.histories import CURVES, OLDEST
-from study.report.load import Arm, Label, SweepRuns
+from study.report.load import Arm, SweepRuns
 from study.report.style import MUTED, label_end
+from study.sweep.grid import Label
 
 WIDTH = 7.6
 """Inches; at a README's width the text stays readable."""
@@ -71,8 +72,8 @@ def grow(axes: Axes, room: float) -> float:
     return float(high - low + room)
 
 
-def values_of(values: Sequence[Label], keep_order: bool = False) -> list[Label]:
-    found: list[Label] = list(dict.fromkeys(value for value in values if value is not None))
+def values_of(values: Sequence[Label | None], keep_order: bool = False) -> list[Label | None]:
+    found: list[Label | None] = list(dict.fromkeys(value for value in values if value is not None))
     if keep_order or not all(is_number(value) for value in found):
         return found
     return sorted(found, key=float)  # type: ignore[arg-type]

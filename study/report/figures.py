@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from study.report import metrics
+from study import metrics
 from study.report.curves import ageing, training
 from study.report.drawing import (
     LONG,
@@ -29,9 +29,10 @@ from study.report.drawing import (
     values_of,
 )
 from study.report.histories import CURVES, OLDEST
-from study.report.load import Arm, Label, SweepRuns, named, show
+from study.report.load import Arm, SweepRuns, named, show
 from study.report.style import COLOURS, INK, MARKERS, MUTED, PAPER, RC, finish, label_end
 from study.report.tables import DIVERGED, paper_value
+from study.sweep.grid import Label
 
 MOST = 40
 """Arms that a figure can show; a larger grid has its table."""
@@ -149,7 +150,7 @@ def _no_number(axes: Axes, x: float, text: str) -> None:
     )
 
 
-def _lag(m: Label) -> float:
+def _lag(m: Label | None) -> float:
     """Place of m on the axis: log10 of the lag in steps; m = 1, which never moves, stands at the end."""
     assert isinstance(m, int | float)
     return math.log10(1 / (1 - m)) if m < 1 else 5.0

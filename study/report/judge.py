@@ -9,16 +9,82 @@ that the claim was registered with.
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 
-from study.report import metrics
-from study.report.claims import Answer, Claim, Comparison, Measured, Verdict, at
+from study import metrics
 from study.report.load import Arm, SweepRuns, show
+from study.sweep.claims import Claim, at
 
 MEANINGLESS = {"smoke": "scale smoke shows that everything runs; its numbers mean nothing"}
+Answer = Literal["holds", "fails", "undecided"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An arm's numbers, in the printed unit."""
+
+    arm: str
+    mean: float
+    sd: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One estimate with its interval, compared with one threshold, in the printed unit."""
+
+    what: str
+    estimate: float
+    low: float
+    high: float
+    threshold: float
+    interval: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to one claim at one scale, and the numbers that it rests on."""
+
+    id: str
+    sweep: str
+    scale: str
+    statement: str
+    source: str
+    registered: str
+    metric: str
+    rule: str
+    answer: Answer
+    reason: str
+    numbers: tuple[Measured, ...]
+    comparisons: tuple[Comparison, ...]
+    shared_by: tuple[str, ...] = ()
+    """Other arms of the sweep that pass the same test, with ``at_floor``: where many do, the floor tells little."""
+
+    @property
+    def evidence(self) -> str:
+        """The numbers on one line; empty when there are none."""
+        metric = metrics.of(self.metric)
+        return f"{metric.axis}: " + "; ".join(_spoken(each, metric) for each in self.numbers) if self.numbers else ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, rounded so that the file is the same on every machine."""
+        return {name: _rounded(value) for name, value in asdict(self).items()}
+
+
+def _spoken(each: Measured, metric: metrics.Metric) -> str:
+    spread = "" if each.sd is None else f" ± {each.sd:.{metric.digits}f}"
+    return f"{each.arm} {each.mean:.{metric.digits}f}{spread} (n = {each.n})"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, Mapping):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class _Undecided(Exception):  # noqa: N818 - an answer, no error

@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from study.config import read_yaml
+from study.config.reading import read_yaml
 from study.errors import UserError
 from study.report import histories
 from study.report.histories import CURVES, Histories
+from study.sweep.grid import Label
 
-Label = str | int | float | bool | None
 _UNREADABLE = (OSError, KeyError, TypeError, pa.ArrowException, json.JSONDecodeError)
 """What reading a file raises that is missing, torn, or not what was exported."""
 
@@ -37,7 +37,7 @@ class Run:
 
     signature: str
     name: str
-    labels: Mapping[str, Label]
+    labels: Mapping[str, Label | None]
     seed: int
     floor: str | None
     state: str
@@ -68,7 +68,7 @@ class Run:
 class Arm:
     """The runs that differ in nothing but their seed; ``rows`` are their places in the sweep's runs."""
 
-    labels: Mapping[str, Label]
+    labels: Mapping[str, Label | None]
     floor: str | None
     planned: int
     runs: tuple[Run, ...]
@@ -177,14 +177,14 @@ class SweepRuns:
         return sorted({run.epochs for arm in self.measured for run in arm.runs})
 
 
-def show(value: Label) -> str:
+def show(value: Label | None) -> str:
     """A label as people write it: no exponents, YAML's words."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return "–" if value is None else str(value)
 
 
-def named(axis: str, value: Label) -> str:
+def named(axis: str, value: Label | None) -> str:
     """A label that says what it is: a word speaks for itself, a number needs its axis."""
     return value if isinstance(value, str) else f"{axis} = {show(value)}"
 
@@ -266,7 +266,7 @@ def _planned(file: Path, scale: str) -> tuple[dict[tuple[Any, ...], int], dict[s
     return planned, read_yaml(file)
 
 
-def _key(floor: str | None, labels: Mapping[str, Label]) -> tuple[Any, ...]:
+def _key(floor: str | None, labels: Mapping[str, Label | None]) -> tuple[Any, ...]:
     return (floor,) if floor else (None, *sorted(labels.items()))
 
 
@@ -304,6 +304,6 @@ def _arms(runs: Sequence[Run], planned: Mapping[tuple[Any, ...], int], axes: tup
     return tuple(arms)
 
 
-def _sortable(value: Label) -> tuple[int, float, str]:
+def _sortable(value: Label | None) -> tuple[int, float, str]:
     numeric = isinstance(value, int | float)
     return (0, float(value), "") if numeric else (1, 0.0, str(value))  # type: ignore[arg-type]

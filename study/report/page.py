@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.config import parse_yaml
+from study.config.reading import parse_yaml
 from study.report import tables
-from study.report.claims import Verdict
 from study.report.document import Block, Code, Grid, Heading, Picture, Text
 from study.report.histories import CURVES
-from study.report.judge import MEANINGLESS
+from study.report.judge import MEANINGLESS, Verdict
 from study.report.load import SweepRuns, named
 from study.report.tables import Table
 

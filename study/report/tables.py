@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from study.report import metrics
+from study import metrics
 from study.report.histories import CURVES, OLDEST
 from study.report.load import Arm, SweepRuns, show
 

@@ -8,11 +8,12 @@ from itertools import groupby
 from pathlib import Path
 
 from study.errors import UserError
-from study.report import claims, document, figures, judge, load, page, style, tables
-from study.report.claims import Verdict
+from study.report import document, figures, judge, load, page, style, tables
+from study.report.judge import Verdict
 from study.report.load import SweepRuns
 from study.report.page import Section
 from study.run.files import write_atomic
+from study.sweep import claims
 
 
 def write(runs: Path, out: Path, sweeps: Path) -> list[Section]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from study import config as configs
-from study.config import Config
+from study.config.reading import read_yaml, resolve
+from study.config.schema import Config
 from study.errors import UserError
 from study.run import files, provenance
 from study.run import status as statuses
@@ -26,7 +26,7 @@ def settle(folder: Path, config: Config) -> None:
     if not written.exists():
         files.write_atomic(written, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
         return
-    found = configs.resolve(configs.read_yaml(written), str(written)).signature
+    found = resolve(read_yaml(written), str(written)).signature
     if found != config.signature:
         raise UserError(f"{written}: signature = {found}: allowed is {config.signature}, as its folder is named")
 

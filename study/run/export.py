@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study.errors import UserError
-from study.run import files, journal, tracked
-from study.run.tracked import Entry, Facts, Place
+from study.run import facts, files, journal
+from study.run.facts import Entry, Facts, Place
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,8 +85,8 @@ def export(
 
     schema, metrics_schema = _schemas()
     written = []
-    here = {folder.name for folder in tracked.folders(runs_dir)}
-    placed = tracked.places(runs_dir)
+    here = {folder.name for folder in facts.folders(runs_dir)}
+    placed = facts.places(runs_dir)
     members = sorted(_members(runs_dir, here, placed, sweeps).items(), key=lambda item: item[0].name)
     for place, points in members if not drop else ():
         _refuse_loss(out / f"{place.name}{RUNS}", runs_dir, place, points)
@@ -94,14 +94,14 @@ def export(
         path = out / f"{place.name}{RUNS}"
         before, old_histories = _before(path)
         entries = {entry.signature: entry for entry in points}
-        if place.sweep == tracked.LONE:  # no record says which there are
+        if place.sweep == facts.LONE:  # no record says which there are
             entries = {sign: entry for sign, (entry, _) in before.items() if sign not in placed} | entries
         rows: list[dict[str, Any]] = []
         histories = [metrics_schema.empty_table()]
         kept = 0
         for signature, entry in sorted(entries.items()):
             folder = runs_dir / signature
-            known = tracked.facts(folder, tracked.params(folder)) if signature in here else None
+            known = facts.read(folder, facts.params(folder)) if signature in here else None
             old = before[signature][1] if signature in before else None
             better = old is not None and old.state == "finished" and known is not None and known.state != "finished"
             if known is not None and known.started_ms is not None and not better:
@@ -131,7 +131,7 @@ def export(
 
 
 def _refuse_loss(path: Path, runs_dir: Path, place: Place, points: Iterable[Entry]) -> None:
-    if place.sweep == tracked.LONE or not path.exists():
+    if place.sweep == facts.LONE or not path.exists():
         return
     kept = {entry.signature for entry in points}
     lost = sum(known.state == "finished" and entry.signature not in kept for entry, known in runs(path))
@@ -234,13 +234,13 @@ def _members(
     """The points of each sweep asked for, and the runs here that are of none."""
     entries = [entry for those in placed.values() for entry in those if not entry.removed]
     entries += [
-        tracked.lone(signature, tracked.params(runs_dir / signature)) for signature in here if signature not in placed
+        facts.lone(signature, facts.params(runs_dir / signature)) for signature in here if signature not in placed
     ]
     found: dict[Place, list[Entry]] = {}
     for entry in entries:
         found.setdefault(entry.place, []).append(entry)
     if sweeps is None:
-        return {place: those for place, those in found.items() if place.sweep != tracked.LONE}
+        return {place: those for place, those in found.items() if place.sweep != facts.LONE}
     for name in sweeps:
         if not any(name in {place.name, place.sweep} for place in found):
             have = ", ".join(sorted(place.name for place in found)) or "none yet"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study.config import flatten, read_yaml
+from study.config.reading import flatten, read_yaml
 from study.errors import UserError
 from study.run import provenance, status
 from study.run.journal import Reading
@@ -153,7 +153,7 @@ def params(folder: Path) -> dict[str, Any]:
     return flatten(read_yaml(folder / "config.yaml"))
 
 
-def facts(folder: Path, params: Mapping[str, Any], now: float | None = None) -> Facts:
+def read(folder: Path, params: Mapping[str, Any], now: float | None = None) -> Facts:
     """Read what a run's folder says now.
 
     Args:

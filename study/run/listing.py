@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from study.console import UNBOUNDED
 from study.errors import UserError
-from study.run import journal, provenance, status, tracked
-from study.run.tracked import Entry, Facts
+from study.run import facts, journal, provenance, status
+from study.run.facts import Entry, Facts
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -150,17 +150,17 @@ def page(run: dict[str, Any], width: int) -> "RenderableType":
     history = Table("metric", "points", "first", "last", "at step", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, row in run["history"].items():
         history.add_row(name, str(row["points"]), f"{row['first']:.5g}", f"{row['last']:.5g}", str(row["last_step"]))
-    config = Text("  ".join(f"{name}={tracked.param(value)}" for name, value in run["params"].items()), style="dim")
+    config = Text("  ".join(f"{name}={facts.param(value)}" for name, value in run["params"].items()), style="dim")
     return Group(head, history, config)
 
 
 def _here(runs_dir: Path) -> list[tuple[Path, Entry, Facts]]:
-    places = tracked.places(runs_dir)
+    places = facts.places(runs_dir)
     found = []
-    for folder in tracked.folders(runs_dir):
-        params = tracked.params(folder)
-        known = tracked.facts(folder, params)
-        found += [(folder, entry, known) for entry in places.get(folder.name) or [tracked.lone(folder.name, params)]]
+    for folder in facts.folders(runs_dir):
+        params = facts.params(folder)
+        known = facts.read(folder, params)
+        found += [(folder, entry, known) for entry in places.get(folder.name) or [facts.lone(folder.name, params)]]
     return found
 
 

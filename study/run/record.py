@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from study.config import Config
+from study.config.schema import Config
 from study.run import attempts, files, provenance
 from study.run import status as statuses
 from study.run.journal import Journal

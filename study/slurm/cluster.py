@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from study.config import explain, read_yaml, render
+from study.config.explain import explain
+from study.config.reading import read_yaml
+from study.config.schema import render
 from study.errors import UserError
 from study.sweep import grid
 

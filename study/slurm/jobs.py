@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from study.run import status
-from study.sweep import slurm_state
-from study.sweep.slurm_ledger import ANSWER_S, Array, Known
-from study.sweep.slurm_state import Task, Unanswered
+from study.slurm import state as states
+from study.slurm.ledger import ANSWER_S, Array, Known
+from study.slurm.state import Task, Unanswered
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def find(runs_dir: Path, wanted: Known) -> dict[str, Job]:
     if not wanted:
         return {}
     try:
-        tasks = slurm_state.queue({array.name for array, _ in wanted.values()})
+        tasks = states.queue({array.name for array, _ in wanted.values()})
     except Unanswered as error:
         return {
             signature: Job("unknown", _id(array, index), str(error)) for signature, (array, index) in wanted.items()
@@ -42,7 +42,7 @@ def find(runs_dir: Path, wanted: Known) -> dict[str, Job]:
     absent: Known = {}
     for signature, (array, index) in wanted.items():
         task = tasks.get((array.name, index))
-        if task is not None and task.means in (slurm_state.PENDING, slurm_state.RUNNING, slurm_state.UNKNOWN):
+        if task is not None and task.means in (states.PENDING, states.RUNNING, states.UNKNOWN):
             found[signature] = _live(task)
         elif status.read(runs_dir / signature) is None:  # otherwise the run has told how it ended
             if task is None:
@@ -53,7 +53,7 @@ def find(runs_dir: Path, wanted: Known) -> dict[str, Job]:
 
 
 def _live(task: Task) -> Job:
-    if task.means == slurm_state.UNKNOWN:
+    if task.means == states.UNKNOWN:
         return Job("unknown", task.id, f"Slurm says {task.state}")
     reason = "" if task.reason == "None" else task.reason
     return Job(
@@ -63,7 +63,7 @@ def _live(task: Task) -> Job:
 
 def _over(task: Task) -> Job | None:
     """A job that is over and left no status: it failed before the trainer began, unless somebody stopped it."""
-    if task.means == slurm_state.STOPPED:
+    if task.means == states.STOPPED:
         return None
     reason = "" if task.reason == "None" else f" ({task.reason})"
     return Job("failed", task.id, f"job {task.id} ended as {task.state}{reason} and left no status")
@@ -75,13 +75,13 @@ def _accounted(absent: Known) -> dict[str, Job]:
         return {}
     try:
         names = {array.name for array, _ in absent.values()}
-        tasks = slurm_state.accounting(names, min(array.time for array, _ in absent.values()))
+        tasks = states.accounting(names, min(array.time for array, _ in absent.values()))
     except Unanswered:  # most often there is none
         tasks = {}
     found: dict[str, Job] = {}
     for signature, (array, index) in absent.items():
         task = tasks.get((array.name, index))
-        if task is not None and task.means in (slurm_state.ENDED, slurm_state.STOPPED):
+        if task is not None and task.means in (states.ENDED, states.STOPPED):
             job = _over(task)
         elif array.job is not None:
             job = Job(

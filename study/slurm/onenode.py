@@ -1,6 +1,6 @@
 """A Slurm of one node on this machine, for trying and for the tests: Debian or Ubuntu, as root, no systemd needed.
 
-``python -m study.sweep.onenode up|down [--state DIR] [--no-accounting] [--max-array-size N]``. Everything lives in one
+``python -m study.slurm.onenode up|down [--state DIR] [--no-accounting] [--max-array-size N]``. Everything lives in one
 folder, every daemon listens on loopback, and ``down`` stops what ``up`` started, by process id, and nothing else.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from study.arguments import Parser
 from study.errors import UserError
-from study.sweep import daemons
+from study.slurm import daemons
 
 STATE = Path("/var/tmp/study-slurm")  # short, since a socket's path has 108 characters, and open to munge and mysql
 PACKAGES = {"slurmctld": "slurm-wlm", "munged": "munge"}
@@ -278,7 +278,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def main() -> int:
-    parser = Parser(prog="python -m study.sweep.onenode", description=__doc__)
+    parser = Parser(prog="python -m study.slurm.onenode", description=__doc__)
     parser.add_argument("action", choices=["up", "down"])
     parser.add_argument("--state", type=Path, default=STATE, help="folder of the cluster (default %(default)s)")
     parser.add_argument("--no-accounting", action="store_true", help="leave slurmdbd and MariaDB out")

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from study.run import files, store
-from study.sweep import worker
-from study.sweep.cluster import Cluster
+from study.run import files
+from study.slurm import worker
+from study.slurm.cluster import Cluster
+from study.slurm.ledger import Array
+from study.slurm.state import compress
 from study.sweep.grid import Point
-from study.sweep.slurm_ledger import Array
-from study.sweep.slurm_state import compress
+from study.tracking import store
 
 RUN = """\
 # An attempt that crashed or was killed (134 to 139) starts again here, where the resources are; one that saved itself
@@ -109,7 +110,7 @@ def text(
     )
     srun = ["srun", "--unbuffered", "--kill-on-bad-exit=1", f"--cpus-per-task={cluster.cpus}"]
     # -P: the working directory may be the checkout, and must not hide the snapshot.
-    python = [cluster.python or sys.executable, "-P", "-u", "-m", "study.sweep.worker", str(array.folder)]
+    python = [cluster.python or sys.executable, "-P", "-u", "-m", "study.slurm.worker", str(array.folder)]
     command = " ".join([shlex.join(srun), *([cluster.container] if cluster.container else []), shlex.join(python)])
     script: str = executor._make_submission_file_text(RUN.format(srun=command), array.token)
     return script

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from study.errors import UserError
 from study.run import status
-from study.sweep import slurm_ledger, slurm_script, slurm_state, snapshot
-from study.sweep.cluster import Cluster
+from study.slurm import ledger, snapshot, state
+from study.slurm import script as scripts
+from study.slurm.cluster import Cluster
+from study.slurm.ledger import ANSWER_S, Array, Known
+from study.slurm.state import Limits, Unanswered
 from study.sweep.grid import Point, Sweep
-from study.sweep.slurm_ledger import ANSWER_S, Array, Known
-from study.sweep.slurm_state import Limits, Unanswered
 
 SBATCH_TIMEOUT_S = 120.0
 
@@ -47,13 +48,13 @@ def settle(runs_dir: Path) -> None:
     Raises:
         UserError: Slurm does not answer; nothing is changed.
     """
-    open_ = [array for array in slurm_ledger.arrays(runs_dir) if array.job is None and not array.gone]
+    open_ = [array for array in ledger.arrays(runs_dir) if array.job is None and not array.gone]
     if not open_:
         return
     names = {array.name for array in open_}
     time.sleep(max(0.0, ANSWER_S - (time.time() - max(array.time for array in open_))))
     try:
-        tasks = slurm_state.queue(names)
+        tasks = state.queue(names)
     except Unanswered as error:
         raise UserError(
             f"{open_[0].ledger}: the answer of an sbatch is missing, and Slurm cannot be asked: {error}; "
@@ -62,14 +63,14 @@ def settle(runs_dir: Path) -> None:
     if missing := names - {name for name, _ in tasks}:
         # Without accounting: the queue keeps jobs for MinJobAge, and an ended one left its mark in its run.
         with contextlib.suppress(Unanswered):
-            tasks |= slurm_state.accounting(missing, min(array.time for array in open_))
+            tasks |= state.accounting(missing, min(array.time for array in open_))
     jobs_by_name = {name: task.array for (name, _), task in tasks.items()}
     for array in open_:
         if job := jobs_by_name.get(array.name):
-            slurm_ledger.answer(array, job)
+            ledger.answer(array, job)
             print(f"adopted array {job}, whose answer had been lost: {len(array.tasks)} points")
         else:
-            slurm_ledger.drop(array, "not in the queue")
+            ledger.drop(array, "not in the queue")
 
 
 def array_size(allowed: Limits) -> int:
@@ -133,16 +134,16 @@ def send(
             else [f"aftercorr:{chunk.after if isinstance(chunk.after, str) else sent[chunk.after].job}"]
         )
         conditions += [] if behind is None else [f"afterany:{sent[behind].job}"]
-        array = slurm_ledger.new(slurm_ledger.path_of(runs_dir, sweep.id), chunk.tasks)
-        script = slurm_script.write(
+        array = ledger.new(ledger.path_of(runs_dir, sweep.id), chunk.tasks)
+        script = scripts.write(
             array, by_signature, resources, comment=sweep.id, runs_dir=runs_dir, snapshot=code,
             limit=limit, dependency=",".join(conditions) or None,
         )  # fmt: skip
-        slurm_ledger.intend(array)
+        ledger.intend(array)
         try:
-            array = slurm_ledger.answer(array, _sbatch(script, lock))
+            array = ledger.answer(array, _sbatch(script, lock))
         except Refused as error:
-            slurm_ledger.drop(array, str(error))
+            ledger.drop(array, str(error))
             print(f"study: sbatch refused {len(array.tasks)} points: {error}", file=sys.stderr)
         except Unanswered as error:
             print(
@@ -177,7 +178,7 @@ def _sbatch(script: Path, lock: int) -> str:
         )
     except subprocess.TimeoutExpired:
         raise Unanswered(f"no answer after {SBATCH_TIMEOUT_S:.0f} s") from None
-    said = slurm_state.last_line(done.stderr)
+    said = state.last_line(done.stderr)
     if done.returncode == 0 and (job := done.stdout.strip().partition(";")[0]).isdigit():
         return job
     if done.returncode <= 0 or _LOST.search(done.stderr):

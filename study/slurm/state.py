@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from study.sweep.cluster import minutes
+from study.slurm.cluster import minutes
 
 PENDING, RUNNING, ENDED, STOPPED, UNKNOWN = "pending", "running", "ended", "stopped", "unknown"
 """What a state means for a point: it waits, it runs, it is over by itself, it was ended from outside, nobody knows."""

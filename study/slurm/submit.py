@@ -12,13 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from study.errors import UserError
-from study.run import status, store
-from study.sweep import cluster, record, slurm_jobs, slurm_ledger, slurm_script, slurm_send, slurm_state
-from study.sweep.cluster import Cluster
+from study.launch import record
+from study.run import status
+from study.slurm import cluster, ledger, script, send, state
+from study.slurm.cluster import Cluster
+from study.slurm.jobs import Job, find
+from study.slurm.ledger import Known
+from study.slurm.state import Limits, Unanswered
 from study.sweep.grid import Point, Sweep
-from study.sweep.slurm_jobs import Job
-from study.sweep.slurm_ledger import Known
-from study.sweep.slurm_state import Limits, Unanswered
+from study.tracking import store
 
 ASK_ABOVE = 50
 """Submitting, or cancelling, more points than this asks first."""
@@ -31,7 +33,7 @@ def limits() -> Limits:
         UserError: Slurm does not answer.
     """
     try:
-        return slurm_state.limits()
+        return state.limits()
     except Unanswered as error:
         raise UserError(f"cluster = slurm: {error}; allowed is a machine where Slurm's commands answer") from None
 
@@ -44,16 +46,16 @@ def jobs(runs_dir: Path, sweep: Sweep) -> dict[str, Job]:
     one to the accounting for what is gone from there and left no word of its own. Points that were never submitted,
     were cancelled, or ended and told it themselves are left out.
     """
-    known = slurm_ledger.latest(slurm_ledger.arrays(runs_dir))
+    known = ledger.latest(ledger.arrays(runs_dir))
     wanted = {point.signature for point in sweep.points} & known.keys()
     if known:
         wanted |= {point["signature"] for point in record.points(runs_dir, sweep.id)} & known.keys()
-    return slurm_jobs.find(runs_dir, {signature: known[signature] for signature in wanted})
+    return find(runs_dir, {signature: known[signature] for signature in wanted})
 
 
 def log_of(runs_dir: Path, signature: str) -> Path | None:
     """What the newest job of a point printed; None if it was never submitted."""
-    found = slurm_ledger.latest(slurm_ledger.arrays(runs_dir)).get(signature)
+    found = ledger.latest(ledger.arrays(runs_dir)).get(signature)
     return found[0].folder / f"{found[1]}.log" if found else None
 
 
@@ -75,7 +77,7 @@ def submit(
         sweep: where the points belong.
         points: what to run; a probe follows its pre-training, which is among them, submitted already, or finished.
         runs_dir: on a disk that the nodes share.
-        cluster_config: see `study.sweep.cluster.load`.
+        cluster_config: see `study.slurm.cluster.load`.
         yes: do not ask, however many there are.
         dry_run: show what would be sent and send nothing.
 
@@ -96,18 +98,18 @@ def submit(
         return 0
     confirm("submit", len(points), yes=yes)
     record.write(sweep, runs_dir)
-    with slurm_ledger.lock(runs_dir) as lock:
-        slurm_send.settle(runs_dir)
-        known = slurm_ledger.latest(slurm_ledger.arrays(runs_dir))
+    with ledger.lock(runs_dir) as lock:
+        send.settle(runs_dir)
+        known = ledger.latest(ledger.arrays(runs_dir))
         unsent = _unsent(runs_dir, points, known)
-        sent = not unsent or slurm_send.send(sweep, unsent, resources, allowed, runs_dir, known, lock)
+        sent = not unsent or send.send(sweep, unsent, resources, allowed, runs_dir, known, lock)
     return 0 if sent else 1
 
 
 def _unsent(runs_dir: Path, points: Sequence[Point], known: Known) -> list[Point]:
     """The points that neither Slurm nor anybody else has in hand, and that no failed pre-training blocks."""
     asked = {signature for point in points for signature in (point.signature, point.after) if signature in known}
-    held = slurm_jobs.find(runs_dir, {signature: known[signature] for signature in asked})
+    held = find(runs_dir, {signature: known[signature] for signature in asked})
     if unknown := [job for job in held.values() if job.state == "unknown"]:
         raise UserError(
             f"cluster = slurm: {len(unknown)} points may be queued; Slurm does not say: {unknown[0].reason}"
@@ -152,15 +154,15 @@ def _check(resources: Cluster, allowed: Limits, path: Path | None) -> None:
 
 
 def _dry_run(sweep: Sweep, points: Sequence[Point], resources: Cluster, allowed: Limits, runs_dir: Path) -> None:
-    known = slurm_ledger.latest(slurm_ledger.arrays(runs_dir))
-    chunks = slurm_send.split(points, known, runs_dir, slurm_send.array_size(allowed))
-    for chunk, (limit, _) in zip(chunks, slurm_send.lanes(len(chunks), resources.parallel), strict=True):
+    known = ledger.latest(ledger.arrays(runs_dir))
+    chunks = send.split(points, known, runs_dir, send.array_size(allowed))
+    for chunk, (limit, _) in zip(chunks, send.lanes(len(chunks), resources.parallel), strict=True):
         after = "" if chunk.after is None else ", each after its pre-training"
         print(f"would submit an array of {len(chunk.tasks)} points, {limit or 'any number'} at once{after}")
     if chunks:
-        array = slurm_ledger.new(slurm_ledger.path_of(runs_dir, sweep.id), chunks[0].tasks)
+        array = ledger.new(ledger.path_of(runs_dir, sweep.id), chunks[0].tasks)
         code = runs_dir / "snapshots" / "CODE"
-        print(f"\n{slurm_script.text(array, resources, sweep.id, code, resources.parallel, None)}")
+        print(f"\n{script.text(array, resources, sweep.id, code, resources.parallel, None)}")
 
 
 def confirm(what: str, count: int, *, yes: bool) -> None:
@@ -192,11 +194,11 @@ def cancel(sweep: Sweep, *, runs_dir: Path, signatures: Collection[str] | None =
         UserError: Slurm does not answer, or the answer to the question is no.
     """
     runs_dir = runs_dir.absolute()
-    with slurm_ledger.lock(runs_dir):
-        slurm_send.settle(runs_dir)
-        known = slurm_ledger.latest(slurm_ledger.arrays(runs_dir))
+    with ledger.lock(runs_dir):
+        send.settle(runs_dir)
+        known = ledger.latest(ledger.arrays(runs_dir))
         chosen = {point.signature for point in sweep.points} if signatures is None else set(signatures)
-        found = slurm_jobs.find(runs_dir, {signature: known[signature] for signature in chosen & known.keys()})
+        found = find(runs_dir, {signature: known[signature] for signature in chosen & known.keys()})
         if unknown := [job for job in found.values() if job.state == "unknown"]:
             raise UserError(f"cluster = slurm: cannot cancel: {unknown[0].reason}; allowed is to try again")
         live = {signature: job for signature, job in found.items() if job.state in ("pending", "running")}
@@ -212,11 +214,11 @@ def cancel(sweep: Sweep, *, runs_dir: Path, signatures: Collection[str] | None =
         for token, chosen_indices in indices.items():
             array = by_token[token]
             try:
-                slurm_state.ask(["scancel", f"{array.job}_[{slurm_state.compress(chosen_indices)}]"])
+                state.ask(["scancel", f"{array.job}_[{state.compress(chosen_indices)}]"])
             except Unanswered as error:
                 print(f"study: scancel: {error}", file=sys.stderr)
                 return 1
-            slurm_ledger.cancel(array, chosen_indices)
+            ledger.cancel(array, chosen_indices)
         for signature, job in live.items():
             own = status.read(runs_dir / signature)
             if job.state == "pending" and own is not None and own.state in ("scheduled", "running"):

@@ -1,6 +1,6 @@
-"""What runs inside a job: ``python -m study.sweep.worker FOLDER`` trains the point that the array's index stands for.
+"""What runs inside a job: ``python -m study.slurm.worker FOLDER`` trains the point that the array's index stands for.
 
-The batch script (`study.sweep.slurm_script`) starts one of these a process, from the snapshot of the code. The exit
+The batch script (`study.slurm.script`) starts one of these a process, from the snapshot of the code. The exit
 status is the trainer's, and the trainer continues from its last checkpoint, so that it does not matter why a job
 starts again.
 """
@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from study.config.reading import read_yaml, resolve
+from study.errors import UserError
 from study.run import files, provenance
 from study.run.lock import Lock, RunLocked
 from study.run.status import STALE_S
@@ -46,13 +48,19 @@ def main(folder: Path) -> int:
     if environment.global_rank == 0:
         outlast_earlier_attempt(Path(settings["runs_dir"]) / signature)
 
-    from study.cli import main as study
+    from study.launch import single
 
-    command = ["train", str(config), "--runs-dir", settings["runs_dir"], "--threads", str(settings["cpus"])]
-    if settings["mlflow"] and environment.global_rank == 0:
-        command.append("--mlflow")
-    sys.argv = ["study", *command]  # what the run notes as its command
-    return study(command)
+    runs_dir, cpus = settings["runs_dir"], settings["cpus"]
+    # What the run notes as its command: the one that a person would repeat it with.
+    sys.argv = ["study", "train", str(config), "--runs-dir", runs_dir, "--threads", str(cpus)]
+    mlflow = settings["mlflow"] and environment.global_rank == 0
+    try:
+        return single.run(
+            resolve(read_yaml(config), str(config)), Path(runs_dir), threads=cpus, mlflow=mlflow
+        ).exit_code
+    except UserError as error:
+        print(f"study: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 def outlast_earlier_attempt(folder: Path) -> None:

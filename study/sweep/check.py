@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
-from study.config import Config, flatten, render
+from study.config.reading import flatten
+from study.config.schema import Config, render
 from study.errors import UserError
-from study.sweep import grid
+from study.sweep import claims, grid
 from study.sweep.grid import Sweep
 
 
@@ -18,8 +19,6 @@ def check(sweep: Sweep) -> None:
     """
     if not sweep.claims:
         return
-    from study.report import claims  # slow to import: it also reads exported runs
-
     path = sweep.path.parent / "claims.yaml"
     registered = claims.read(path)
     known = grid.labels(sweep.path)

@@ -13,7 +13,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from study.config import Config, Probe, explain, flatten, merge, nest, read_yaml, render, resolve
+from study.config.explain import explain
+from study.config.reading import flatten, merge, nest, read_yaml, resolve
+from study.config.schema import Config, Probe, render
 from study.errors import UserError
 
 SCALES = Path(__file__).parents[2] / "sweeps" / "scales"

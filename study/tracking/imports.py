@@ -6,13 +6,14 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from study.run import export, store, tracked
+from study.run import export, facts
+from study.run.facts import Entry, Facts
 from study.run.journal import Reading
-from study.run.push import SyncReport, tags
-from study.run.tracked import Entry, Facts
+from study.tracking import store
+from study.tracking.push import SyncReport, tags
 
 if TYPE_CHECKING:
-    from study.run.tracker import Experiment, Known, Tracker
+    from study.tracking.tracker import Experiment, Known, Tracker
 
 USER = "imported"
 
@@ -29,7 +30,7 @@ def fill(folder: Path, target: store.Store) -> SyncReport:
     Raises:
         UserError: no such files, a damaged one, or a store that cannot work.
     """
-    from study.run.tracker import Refused, Unreachable
+    from study.tracking.tracker import Refused, Unreachable
 
     report = SyncReport()
     files = export.exported(folder)
@@ -61,7 +62,7 @@ def _fill_one(
     held: "list[Known]",
     report: SyncReport,
 ) -> None:
-    from study.run.tracker import CONTENT, IMPORT, PLAN, same
+    from study.tracking.tracker import CONTENT, IMPORT, PLAN, same
 
     if known.started_ms is None:
         return
@@ -75,7 +76,7 @@ def _fill_one(
             report.removed += 1
     if own or (keep is not None and keep.content == content):
         return
-    wanted = tracked.points(known, readings)
+    wanted = facts.points(known, readings)
     missing, clean = same(wanted, tracker.history(keep.id)) if keep else (wanted, True)
     if keep is not None and not clean:
         tracker.delete(keep.id)

@@ -1,8 +1,8 @@
 """The mirror: what the folders of runs say, shown in MLflow, by one writer that can be killed at any moment.
 
 A folder is the truth. Each run has one tracked run in each experiment that it belongs to, found by the tag
-``study.signature``; a point of a submitted sweep that has not begun has one there, too. What ``study.run.push`` sends
-of a run is noted in its folder.
+``study.signature``; a point of a submitted sweep that has not begun has one there, too. What
+``study.tracking.push`` sends of a run is noted in its folder.
 """
 
 import json
@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study.errors import UserError
-from study.run import store, tracked
-from study.run.push import Push, SyncReport, plan
-from study.run.tracked import Entry, Place
+from study.run import facts
+from study.run.facts import Entry, Place
+from study.tracking import store
+from study.tracking.push import Push, SyncReport, plan
 
 if TYPE_CHECKING:
-    from study.run.tracker import Known, Tracker
+    from study.tracking.tracker import Known, Tracker
 
 INTERVAL_S = 5.0
 LONGEST_INTERVAL_S = 60.0
@@ -50,7 +51,7 @@ class Mirror:
         Args:
             deep: trust no note: compare every point of every run with the store.
         """
-        from study.run.tracker import Refused, Unreachable
+        from study.tracking.tracker import Refused, Unreachable
 
         report = SyncReport()
         if deep or not self._trusting:
@@ -80,13 +81,13 @@ class Mirror:
 
     def _pass(self, tracker: "Tracker", report: SyncReport, trusting: bool, deep: bool) -> bool:
         """Serve all runs; true if the store took everything."""
-        from study.run.tracker import Refused, Unreachable
+        from study.tracking.tracker import Refused, Unreachable
 
-        places = tracked.places(self.runs_dir)
+        places = facts.places(self.runs_dir)
         held: dict[str, dict[str, list[Known]]] = {}
         accepted = True
         begun = set()
-        for folder in tracked.folders(self.runs_dir):
+        for folder in facts.folders(self.runs_dir):
             report.runs += 1
             begun.add(folder.name)
             try:
@@ -94,12 +95,12 @@ class Mirror:
                 if self._settled.get(folder) == looks:
                     continue
                 if folder not in self._params:
-                    self._params[folder] = tracked.params(folder)
-                known = tracked.facts(folder, self._params[folder])
+                    self._params[folder] = facts.params(folder)
+                known = facts.read(folder, self._params[folder])
                 if known.started_ms is None:
                     begun.remove(folder.name)
                     continue
-                for entry in places.get(folder.name) or [tracked.lone(folder.name, known.params)]:
+                for entry in places.get(folder.name) or [facts.lone(folder.name, known.params)]:
                     experiment = tracker.experiment(entry.place)
                     if not trusting and experiment.id not in held:
                         held[experiment.id] = tracker.runs(experiment)
@@ -150,7 +151,7 @@ class Beside:
 
     def __init__(self, runs_dir: Path, uri: str | None, interval: float) -> None:
         runs_dir.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "study.run.mirror", str(runs_dir), uri or "", str(interval)]
+        command = [sys.executable, "-m", "study.tracking.mirror", str(runs_dir), uri or "", str(interval)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             command,

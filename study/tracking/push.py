@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from study.run import files, journal, provenance, tracked
-from study.run.tracked import Entry, Facts, Point
+from study.run import facts, files, journal, provenance
+from study.run.facts import Entry, Facts, Point
 
 if TYPE_CHECKING:
-    from study.run.tracker import Experiment, Known, Tracker
+    from study.tracking.tracker import Experiment, Known, Tracker
 
 NOTE = "mirror.json"
 TRACEBACK = "traceback.txt"
@@ -115,7 +115,7 @@ class Push:
 
     def _adopt(self, held: "list[Known]") -> bool:
         """Settle on one tracked run, or none; true if its points must be compared with the journal."""
-        from study.run.tracker import IMPORT, PLAN, STATES
+        from study.tracking.tracker import IMPORT, PLAN, STATES
 
         started = self.known.started_ms
         ours = [run for run in held if run.origin == PLAN or (run.origin != IMPORT and run.started_ms == started)]
@@ -142,7 +142,7 @@ class Push:
         return False
 
     def _create(self) -> None:
-        from study.run.tracker import MIRROR
+        from study.tracking.tracker import MIRROR
 
         assert self.known.started_ms is not None
         run_id = self.tracker.create(
@@ -154,7 +154,7 @@ class Push:
 
     def _describe(self) -> None:
         assert self.progress is not None
-        from study.run.tracker import MIRROR, ORIGIN
+        from study.tracking.tracker import MIRROR, ORIGIN
 
         labels = tags(self.known, self.entry) | dict(self.known.private) | {"mlflow.user": _user(), ORIGIN: MIRROR}
         digest = _digest(json.dumps([labels, self.known.params], sort_keys=True, default=str))
@@ -170,9 +170,9 @@ class Push:
             fresh = [Point(reading.name, reading.step, reading.value, reading.time_ms) for reading in readings]
             last = {name: float(value) for name, (_, value) in progress.last.items()}
             last |= {reading.name: reading.value for reading in readings}
-            fresh += tracked.final_points(self.known, last)
+            fresh += facts.final_points(self.known, last)
         else:
-            fresh = self._missing(tracked.points(self.known, journal.read(self.journal)))
+            fresh = self._missing(facts.points(self.known, journal.read(self.journal)))
         self.tracker.log(self.progress.run_id, fresh)
         self.report.points += len(fresh)
         self.progress.offset, self.progress.tail = offset, _tail(self.journal, offset)
@@ -192,7 +192,7 @@ class Push:
 
     def _missing(self, wanted: list[Point]) -> list[Point]:
         """What the tracked run lacks; it is made anew if it holds a value that was superseded."""
-        from study.run.tracker import same
+        from study.tracking.tracker import same
 
         assert self.progress is not None
         missing, clean = same(wanted, self.tracker.history(self.progress.run_id))
@@ -223,7 +223,7 @@ class Push:
 
     def _figure(self) -> None:
         """The curves, drawn once for each end of the run."""
-        from study.run import curves
+        from study.tracking import curves
 
         assert self.progress is not None
         end = _digest(repr((self.progress.offset, self.progress.tail, self.known.state)))
@@ -276,7 +276,7 @@ def plan(
     Returns:
         How many runs were made.
     """
-    from study.run.tracker import ORIGIN, PLAN
+    from study.tracking.tracker import ORIGIN, PLAN
 
     held = tracker.runs(experiment)
     for run in (run for signature in removed for run in held.get(signature, [])):
@@ -293,7 +293,7 @@ def plan(
 
 def tags(known: Facts, entry: Entry) -> dict[str, str]:
     """Tags of a run as one experiment shows it."""
-    from study.run.tracked import param
+    from study.run.facts import param
 
     place = entry.place
     labels = {f"arm.{axis}": param(value) for axis, value in entry.labels.items()}

@@ -3,12 +3,13 @@
 import time
 from typing import TYPE_CHECKING
 
-from study.run import store, tracked
-from study.run.mirror import Mirror
-from study.run.push import SyncReport
+from study.run import facts
+from study.tracking import store
+from study.tracking.mirror import Mirror
+from study.tracking.push import SyncReport
 
 if TYPE_CHECKING:
-    from study.run.tracker import Known, Tracker
+    from study.tracking.tracker import Known, Tracker
 
 SILENT_S = 3600.0
 """A tracked run without a folder here that claims to run, but had no news for so long, is dead."""
@@ -20,12 +21,12 @@ def reconcile(mirror: Mirror) -> SyncReport:
     Of doubles the one with the most points stays. A run that claims to run without news for an hour becomes KILLED,
     with the time of its last news as its end.
     """
-    from study.run.tracker import Refused, Unreachable
+    from study.tracking.tracker import Refused, Unreachable
 
     report = mirror.sync(deep=True)
     if report.error is not None:
         return report
-    here = {folder.name for folder in tracked.folders(mirror.runs_dir)} | tracked.places(mirror.runs_dir).keys()
+    here = {folder.name for folder in facts.folders(mirror.runs_dir)} | facts.places(mirror.runs_dir).keys()
     try:
         with store.opened(mirror.store) as tracker:
             for experiment in tracker.experiments().values():

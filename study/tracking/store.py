@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from study.errors import UserError
 
 if TYPE_CHECKING:
-    from study.run.tracker import Tracker
+    from study.tracking.tracker import Tracker
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 ALLOWED = "sqlite:////absolute/path.db, postgresql://… or http(s)://host:port"
@@ -110,7 +110,7 @@ def preflight(store: Store, cluster: Literal["local", "slurm"] = "local") -> Non
     Raises:
         UserError: one line that says what is wrong and what is allowed.
     """
-    from study.run.tracker import Unreachable
+    from study.tracking.tracker import Unreachable
 
     try:
         with opened(store, cluster, PREFLIGHT_WAIT_S):
@@ -132,7 +132,7 @@ def opened(
         Unreachable: it does not answer now.
         Busy: another process is writing it.
     """
-    from study.run.tracker import Tracker, Unreachable
+    from study.tracking.tracker import Tracker, Unreachable
 
     check(store, cluster)
     try:

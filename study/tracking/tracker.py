@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from study.run.tracked import Facts, Place, Point, param
+from study.run.facts import Facts, Place, Point, param
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ class Tracker:
         """The experiment of a place, made if need be; its description and view follow the place."""
         if place.name in self._experiments:
             return self._experiments[place.name]
-        from study.run import view
+        from study.tracking import view
 
         found = self._call(self._client.get_experiment_by_name, place.name)
         wanted = {

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from study.errors import UserError
-from study.run import imports, store, view
-from study.run.mirror import Mirror
+from study.tracking import imports, store, view
+from study.tracking.mirror import Mirror
 
 HOST = "127.0.0.1"
 START_S = 120.0

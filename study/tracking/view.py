@@ -10,7 +10,7 @@ import json
 import zlib
 from typing import Any
 
-from study.run.tracked import Place
+from study.run.facts import Place
 
 KEY = "study"
 RESULTS = ("knn", "linear", "probe/top1")

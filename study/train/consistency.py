@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from study.config import Config
+from study.config.schema import Config
 from study.data.stream import Batch, Stream
 from study.model.dictionary import MemoryBank, Queue
 from study.model.moco import MoCo

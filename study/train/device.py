@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from study.config import Config
+from study.config.schema import Config
 from study.errors import UserError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3

@@ -1,6 +1,6 @@
 """What a frozen encoder's features are worth: weighted kNN and a fast linear probe, on features encoded once.
 
-The paper's own protocol (Section 4.1), which trains the classifier on augmented views, is `study.probe`.
+The paper's own protocol (Section 4.1), which trains the classifier on augmented views, is `study.train.probe`.
 """
 
 import logging
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from study.config import Config
+from study.config.schema import Config
 from study.data.images import Images, Split, subset
 from study.data.views import evaluation_view
 from study.model.encoder import Encoder
-from study.nearest import nearest
+from study.train.nearest import nearest
 
 log = logging.getLogger(__name__)
 

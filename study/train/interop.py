@@ -15,8 +15,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from study import config
-from study.config import Config, merge, read_yaml, resolve
+from study.config import schema
+from study.config.reading import merge, read_yaml, resolve
+from study.config.schema import Config
 from study.errors import UserError
 from study.model.encoder import ARCHITECTURES, Encoder, build
 from study.run import checkpoint, status
@@ -174,18 +175,18 @@ def _told(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     known += [{"arch": arch, "stem": stem} for arch in ARCHITECTURES for stem in ("imagenet", "cifar")]
     with torch.device("meta"):  # shapes alone
         told = next(
-            (keys for keys in known if theirs == shapes(build(config.Encoder.model_validate(keys), 8).state_dict())), {}
+            (keys for keys in known if theirs == shapes(build(schema.Encoder.model_validate(keys), 8).state_dict())), {}
         )
     head = [name for name in ("head.0.weight", "head.2.weight") if name in tensors]
     return told | {"head": ("linear", "mlp")[len(head) - 1], "dim": len(tensors[head[-1]])} if head else told
 
 
-def _said(encoder: config.Encoder) -> dict[str, Any]:
+def _said(encoder: schema.Encoder) -> dict[str, Any]:
     """What tensors depend on: all but the BN's splits, which evaluation does not see."""
     return encoder.model_dump(mode="json", exclude={"bn", "bn_splits"})
 
 
-def origin(source: Source, encoder: config.Encoder) -> dict[str, Any]:
+def origin(source: Source, encoder: schema.Encoder) -> dict[str, Any]:
     """What an exported file tells of itself, in plain values: :func:`read` understands it."""
     return {
         "encoder": _said(encoder),
@@ -225,7 +226,7 @@ def load(source: Source, run: Config) -> Encoder:
             for fault, names in faults.items()
             if names
         )
-        known = ", ".join(get_args(config.Encoder.model_fields["arch"].annotation))
+        known = ", ".join(get_args(schema.Encoder.model_fields["arch"].annotation))
         told = "" if "arch" in source.said else "is no whole network that is known here: it "
         raise UserError(
             f"{source.path}: {told}does not fit encoder.arch = {cfg.arch}, {_variant(cfg)}: {found}; allowed is "
@@ -235,7 +236,7 @@ def load(source: Source, run: Config) -> Encoder:
     return encoder
 
 
-def _variant(cfg: config.Encoder) -> str:
+def _variant(cfg: schema.Encoder) -> str:
     return f"encoder.width = {cfg.width}" if cfg.arch == "tiny" else f"encoder.stem = {cfg.stem}"
 
 

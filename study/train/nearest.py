@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from study.loops import compiled, kept, share
+from study.data.loops import compiled, kept, share
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Positions = np.ndarray[Any, np.dtype[np.int64]]

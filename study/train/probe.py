@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from study.config import Config, Views
+from study.config.schema import Config, Views
 from study.data import images
 from study.data.parameters import sample
 from study.data.views import Augment
-from study.evaluate import encode, frozen
-from study.model import interop
 from study.model.encoder import Encoder
-from study.progress import Progress
 from study.rng import generator
 from study.run.record import RunRecord
+from study.train import interop
+from study.train.evaluate import encode, frozen
+from study.train.progress import Progress
 
 PAPER_BATCH = 256
 """The batch that config.probe.lr belongs to."""

@@ -17,19 +17,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from study import consistency, probe
-from study.config import Config
+from study.config.schema import Config
 from study.data import images
 from study.data.stream import Batch, Stream
-from study.device import autocaster, configure_torch, pick_device
 from study.errors import UserError
-from study.evaluate import evaluate
 from study.model.moco import MoCo
-from study.progress import Progress
 from study.rng import generator
 from study.run import provenance, record, status
 from study.run.lock import RunLocked
 from study.run.record import RunRecord
+from study.train import consistency, probe
+from study.train.device import autocaster, configure_torch, pick_device
+from study.train.evaluate import evaluate
+from study.train.progress import Progress
 
 REQUEUE = 85
 """Exit code of a run that saved itself because its job is about to be taken away, and wants to be queued again."""

@@ -13,7 +13,8 @@ from study.bench import commands, measure, results, sides, stored, trainer
 from study.bench.measure import Bench, take_turns, workplace
 from study.errors import UserError
 from study.run import export, journal
-from study.sweep import grid, slurm_state
+from study.slurm import state
+from study.sweep import grid
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {
@@ -164,7 +165,7 @@ def test_the_stand_in_for_slurm_takes_and_shows_every_point(tmp_path: Path, monk
     assert made.rows[2]["value"] == 1
     assert taken == [len(grid.load(tmp_path / "slurm" / "sweeps" / "momentum.yaml", "cpu").points)]
     monkeypatch.setenv("PATH", f"{tmp_path / 'slurm' / '0' / 'bin'}:/usr/bin:/bin")
-    assert slurm_state.limits().max_array_size == 1001
+    assert state.limits().max_array_size == 1001
 
 
 def test_the_figure_of_cost_is_drawn_and_equal_again(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from study import config
-from study.config import Config, flatten, merge, parse_overrides, parse_yaml, read_yaml, resolve
+from study.config import schema
+from study.config.reading import flatten, merge, parse_overrides, parse_yaml, read_yaml, resolve
+from study.config.schema import Config
 from study.errors import UserError
 
 BANK = {"dictionary": {"kind": "bank"}, "encoder": {"bn": "plain", "bn_splits": 1}}
@@ -143,7 +144,7 @@ def test_the_signature_is_of_the_whole_config_and_not_of_its_spelling() -> None:
 
 def test_a_new_schema_makes_new_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Config().signature
-    monkeypatch.setattr(config, "SCHEMA", config.SCHEMA + 1)
+    monkeypatch.setattr(schema, "SCHEMA", schema.SCHEMA + 1)
     assert Config().signature != before
 
 

@@ -21,7 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from study.data import commands, images, pack, sources
+from study.cli import data as commands
+from study.data import images, pack, sources
 from study.errors import UserError
 
 
@@ -581,5 +582,5 @@ def test_skipped_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_registering_the_commands_imports_nothing_heavy() -> None:
-    code = "import sys; from study.data import commands; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys; from study.cli import data; print('torch' in sys.modules, 'numpy' in sys.modules)"
     assert os.popen(f'{sys.executable} -c "{code}"').read().split() == ["False", "False"]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from study import loops
+from study.data import loops
 
 
 def test_loops_compile_where_there_is_no_place_to_keep_them() -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from study.config import Config
+from study.config.schema import Config
 from study.data.images import Images, Split, subset
 from study.data.stream import Batch, Stream
 from study.errors import UserError

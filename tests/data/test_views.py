@@ -10,7 +10,7 @@ from scipy import stats
 from torch import Tensor
 from torchvision.transforms import CenterCrop, InterpolationMode, RandomResizedCrop, Resize
 
-from study.config import Views
+from study.config.schema import Views
 from study.data import batched, kernel
 from study.data.parameters import Parameters, sample
 from study.data.views import Augment, evaluation_view

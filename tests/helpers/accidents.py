@@ -18,11 +18,13 @@ from typing import Any, Self
 
 import torch
 
-from study.config import Config, merge, parse_overrides, resolve
-from study.run import checkpoint, journal, status, store, tracked, ui
+from study.config.reading import merge, parse_overrides, resolve
+from study.config.schema import Config
+from study.run import checkpoint, facts, journal, status
 from study.sweep.grid import scale_overlay
+from study.tracking import store, ui
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STUDY = (sys.executable, "-m", "study")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != store.VARIABLE} | {
     "STUDY_HEARTBEAT_S": "0.05",
@@ -114,11 +116,11 @@ def tracked_points(uri: str, runs_dir: Path) -> dict[str, int]:
     client = MlflowClient(uri, uri)
     wanted: Counter[tuple[Any, ...]] = Counter()
     again = 0  # what a journal itself holds twice
-    for folder in tracked.folders(runs_dir):
+    for folder in facts.folders(runs_dir):
         readings = journal.read(folder / "metrics.jsonl")
         again += len(journal.tail(folder / "metrics.jsonl")[0]) - len(readings)
-        known = tracked.facts(folder, tracked.params(folder))
-        wanted.update((folder.name, *point.key) for point in tracked.points(known, readings))
+        known = facts.read(folder, facts.params(folder))
+        wanted.update((folder.name, *point.key) for point in facts.points(known, readings))
     held: Counter[tuple[Any, ...]] = Counter()
     runs: list[tuple[str, str]] = []
     for experiment in client.search_experiments():
@@ -126,7 +128,7 @@ def tracked_points(uri: str, runs_dir: Path) -> dict[str, int]:
             runs.append((experiment.name, run.info.status))
             for name in run.data.metrics:
                 for point in client.get_metric_history(run.info.run_id, name):
-                    key = tracked.Point(name, point.step, point.value, point.timestamp).key
+                    key = facts.Point(name, point.step, point.value, point.timestamp).key
                     held[run.data.tags["study.signature"], *key] += 1
     return {
         "runs": len(runs),

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from study.config import Config, resolve
+from study.config.reading import resolve
+from study.config.schema import Config
 
 
 def tiny(

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from study.config import read_yaml, resolve
+from study.config.reading import read_yaml, resolve
 from study.run import status
 from study.run.lock import Lock, RunLocked
 

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from study.config import flatten
+from study.config.reading import flatten
 from study.sweep import grid
 from study.sweep.grid import Point
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SWEEPS = ROOT / "sweeps"
 START_MS = 1_790_000_000_000
 
@@ -166,7 +166,7 @@ METRICS = pa.schema(
     ]
 )
 
-STORED = Path(__file__).parent / "report"
+STORED = ROOT / "tests" / "report"
 """A small sweep with its runs, and what the report made of them when a person looked at it."""
 
 

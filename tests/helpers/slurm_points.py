@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from study.sweep import grid, snapshot
+from study.slurm import snapshot
+from study.sweep import grid
 from study.sweep.grid import Sweep
 
 HERE = Path(__file__).parent
@@ -28,7 +29,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the package with the stand-in trainer, for the snapshots to be taken from."""
     copy = tmp_path / "code" / "study"
     shutil.copytree(snapshot.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(HERE / "fake_trainer" / "cli.py", copy / "cli.py")
+    shutil.copy(HERE / "fake_trainer" / "single.py", copy / "launch" / "single.py")
     monkeypatch.setattr(snapshot, "PACKAGE", copy)
     return copy
 

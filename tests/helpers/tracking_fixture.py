@@ -16,9 +16,11 @@ from typing import Any
 
 import yaml
 
-from study.config import Config, merge, resolve
-from study.run import provenance, status, store
+from study.config.reading import merge, resolve
+from study.config.schema import Config
+from study.run import provenance, status
 from study.run.status import Status
+from study.tracking import store
 
 START_S = 1_790_000_000.5
 TINY = {"data": {"name": "fashion-mnist", "train_images": 1000}, "dictionary": {"kind": "queue", "K": 512}}

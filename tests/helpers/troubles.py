@@ -97,7 +97,7 @@ def clock_set_back(folder: Path, overrides: tuple[str, ...]) -> Troubled:
     broken = Trainee(folder, overrides)
     killed_in_the_middle(broken)
     program = "import sys, time; real = time.time; time.time = lambda: real() - 3600\n"
-    broken.finish((sys.executable, "-c", program + "from study.cli import main; sys.exit(main())"))
+    broken.finish((sys.executable, "-c", program + "from study.cli.main import main; sys.exit(main())"))
     yield broken, ""
 
 

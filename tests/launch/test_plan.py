@@ -17,10 +17,11 @@ from rich.console import Console
 from rich.live import Live
 from sweep_files import sweep, write
 
-from study import cli
+from study.cli import main as cli
+from study.cli import sweep as commands
 from study.errors import UserError
+from study.launch import plan, progress, record, table
 from study.run import status
-from study.sweep import commands, plan, progress, record, table
 from study.sweep.grid import Point, load
 
 M = "axes: {m: [0, 0.5, 0.9]}\n"

@@ -18,26 +18,26 @@ from typing import Any
 import pytest
 from sweep_files import write
 
+from study.launch import local, plan, progress, record
+from study.launch.pool import Options
 from study.run import status
 from study.run.lock import Lock
-from study.sweep import launch, plan, progress, record
 from study.sweep.grid import Sweep, load
-from study.sweep.local import Options
 
-TESTS = Path(__file__).parent
-FAKE = (sys.executable, str(TESTS / "pool_trainer.py"))
+HELPERS = Path(__file__).parents[1] / "helpers"
+FAKE = (sys.executable, str(HELPERS / "pool_trainer.py"))
 TWO = "axes: {m: [0, 0.5]}\n"
 THREE = "axes: {m: [0, 0.5, 0.9]}\n"
 LAUNCHER = """
 import sys
 from pathlib import Path
-from study.sweep import launch, plan, record
+from study.launch import local, plan, record
 from study.sweep.grid import load
-from study.sweep.local import Options
+from study.launch.pool import Options
 sweep, runs_dir = load(Path(sys.argv[1]), "tiny"), Path(sys.argv[2])
 record.write(sweep, runs_dir)
 options = Options(2, wait="wait" in sys.argv, trainer=sys.argv[3:5])
-sys.exit(launch.launch(plan.make(sweep, runs_dir), runs_dir, options, mirror=False))
+sys.exit(local.launch(plan.make(sweep, runs_dir), runs_dir, options, mirror=False))
 """
 
 
@@ -52,7 +52,7 @@ def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
 
 def run(sweep: Sweep, runs_dir: Path, workers: int = 2, threads: int = 1, wait: bool = False) -> int:
     record.write(sweep, runs_dir)
-    return launch.launch(
+    return local.launch(
         plan.make(sweep, runs_dir), runs_dir, Options(workers, threads, wait, trainer=FAKE), mirror=False
     )
 
@@ -251,7 +251,7 @@ def test_a_point_found_locked_is_in_other_hands_if_something_runs_there_and_fail
         here = status.Status(folder.name, "running", 1, host=socket.gethostname(), pid=os.getpid())
         here.heartbeat = time.time()
         status.write(folder, here, durable=False)
-    assert launch.launch(made, runs, Options(2, trainer=FAKE), mirror=False) == (0 if shows else 1)
+    assert local.launch(made, runs, Options(2, trainer=FAKE), mirror=False) == (0 if shows else 1)
     said = capsys.readouterr().err
     assert ("elsewhere: another process runs it" if shows else "another process holds it, and nothing runs") in said
     assert [child["signature"] for child in trained(runs)] == [sweep.points[1].signature]
@@ -303,9 +303,9 @@ def test_a_launcher_can_be_stopped_from_outside(tmp_path: Path, launcher: Callab
     process = launcher(path)
     until(lambda: len(trained(runs)) == 2)
     signatures = {point.signature for point in load(path, "tiny").points}
-    assert launch.running_here(runs, signatures) == {child["signature"]: child["pid"] for child in trained(runs)}
-    assert launch.stop_launchers(runs, "small-tiny") == 1
+    assert local.running_here(runs, signatures) == {child["signature"]: child["pid"] for child in trained(runs)}
+    assert local.stop_launchers(runs, "small-tiny") == 1
     assert process.wait(20) == 143
-    assert launch.stop_launchers(runs, "small-tiny") == 0
+    assert local.stop_launchers(runs, "small-tiny") == 0
     assert len(trained(runs)) == 2
     assert list((runs / "sweeps").glob("*.launcher")) == []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from study.config import resolve
+from study.config.reading import resolve
 from study.model.dictionary import Dictionary, InBatch, MemoryBank, Queue, build
 from study.model.loss import infonce
 from study.rng import generator

@@ -6,7 +6,7 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from study.config import Encoder as Cfg
+from study.config.schema import Encoder as Cfg
 from study.model.encoder import Encoder, build
 from study.model.norm import SplitBatchNorm
 

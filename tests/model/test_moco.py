@@ -6,7 +6,7 @@ from model_fixture import images, tiny
 from torch import Tensor
 from torch.nn import functional as F
 
-from study.config import resolve
+from study.config.reading import resolve
 from study.model.loss import infonce, infonce_in_batch
 from study.model.moco import MoCo
 from study.model.norm import frozen_statistics

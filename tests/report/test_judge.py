@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_fixture import SWEEPS, write
 
-from study.config import read_yaml
+from study.config.reading import read_yaml
 from study.errors import UserError
-from study.report import claims, judge, load
-from study.report.claims import Claim, Verdict
+from study.report import judge, load
 from study.report.histories import Histories
+from study.report.judge import Verdict
 from study.report.load import Arm, Run, SweepRuns
-from study.sweep import grid
+from study.sweep import claims, grid
+from study.sweep.claims import Claim
 
 
 def sweep(

@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from report_fixture import METRICS, ROOT, RUNS, STORED, write
 
-from study import cli
+from study.cli import main as cli
 from study.errors import UserError
-from study.report import claims, document, histories, judge, load, page, tables
+from study.report import document, histories, judge, load, page, tables
 from study.report import write as report
 from study.report.load import SweepRuns
-from study.sweep import grid
+from study.sweep import claims, grid
 from study.sweep.grid import Point
 
 SMALL = STORED / "sweeps"
@@ -371,10 +371,10 @@ def test_the_command_makes_the_same_bytes_without_torch_and_mlflow(made: Path, t
     """Another process, another time, a folder with an older report in it: the same bytes, and nothing stale."""
     code = (
         "import argparse, sys\n"
-        "from study.report import commands\n"
+        "from study.cli import report\n"
         "assert not {'numpy', 'pyarrow', 'matplotlib', 'pydantic'} & set(sys.modules), 'slow to start'\n"
         "parser = argparse.ArgumentParser()\n"
-        "commands.register(parser.add_subparsers())\n"
+        "report.register(parser.add_subparsers())\n"
         "arguments = parser.parse_args(sys.argv[1:])\n"
         "assert arguments.func(arguments) == 0\n"
         "assert not {'torch', 'mlflow'} & set(sys.modules)\n"

@@ -10,11 +10,12 @@ import pytest
 from rich.console import Console
 from tracking_fixture import START_S, fresh_store, held, line, make, same, set_status, sweep
 
-from study import cli
+from study.cli import main as cli
 from study.errors import UserError
-from study.run import export, imports, listing, tracked
-from study.run.mirror import Mirror
-from study.run.reconcile import reconcile
+from study.run import export, facts, listing
+from study.tracking import imports
+from study.tracking.mirror import Mirror
+from study.tracking.reconcile import reconcile
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_a_store_filled_from_files_equals_one_synced_from_folders(runs: Path, tm
 def test_an_interrupted_import_is_completed_and_a_changed_run_replaced(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from study.run.tracker import Tracker, Unreachable
+    from study.tracking.tracker import Tracker, Unreachable
 
     export.export(runs, tmp_path / "out")
     target = fresh_store(tmp_path / "store")
@@ -253,7 +254,7 @@ def test_lone_runs_of_the_file_stay_until_a_sweep_has_them(runs: Path, tmp_path:
 def test_names_of_single_runs_tell_floors_and_probes_from_trained_ones() -> None:
     trained = {"data.name": "mnist", "dictionary.kind": "queue", "m": 0.99, "encoder.arch": "tiny", "seed": 1}
     variants = [{}, {"optimiser.epochs": 0}, {"encoder.arch": "pixels", "optimiser.epochs": 0}, {"probe.lr": 30.0}]
-    names = [tracked.lone("f00", trained | {"optimiser.epochs": 5} | over).name for over in variants]
+    names = [facts.lone("f00", trained | {"optimiser.epochs": 5} | over).name for over in variants]
     assert names == [f"mnist queue m=0.99 seed=1{end}" for end in ("", " untrained", " raw pixels", " probe lr=30.0")]
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from run_fixture import MEGABYTE, fill, kill_after, mount, run_through, small_disk, start
 
-from study.config import Config
+from study.config.schema import Config
 from study.errors import UserError
 from study.run import journal, lock, provenance, record, status
 from study.run.files import StorageError

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import sweep_files
 
-from study import cli
+from study.cli import main as cli
 from study.errors import UserError
-from study.sweep import cluster
-from study.sweep.cluster import Cluster
+from study.slurm import cluster
+from study.slurm.cluster import Cluster
 
-EXAMPLE = Path(__file__).parents[1] / "cluster.example.yaml"
+EXAMPLE = Path(__file__).parents[2] / "cluster.example.yaml"
 
 
 def test_without_a_file_slurm_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,15 +18,20 @@ import slurm_points
 from hypothesis import given
 from hypothesis import strategies as st
 
-from study import cli
+from study.cli import main as cli
 from study.errors import UserError
-from study.run import status, store
+from study.launch import plan, single, watch
+from study.run import status
 from study.run.lock import Holder, Lock, RunLocked
 from study.run.status import STALE_S, Status
-from study.sweep import plan, slurm, slurm_jobs, slurm_ledger, slurm_send, slurm_state, snapshot, watch, worker
+from study.slurm import ledger as ledgers
+from study.slurm import send, snapshot, worker
+from study.slurm import state as slurm_state
+from study.slurm import submit as slurm
 from study.sweep.grid import Sweep
+from study.tracking import store
 
-FAKE = Path(__file__).parent / "fake_slurm"
+FAKE = Path(__file__).parents[1] / "helpers" / "fake_slurm"
 
 # squeue(1), "JOB STATE CODES"
 LIVE = [
@@ -75,8 +80,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "fake"))
     monkeypatch.setenv("FAKE_PYTHON", sys.executable)
     monkeypatch.setenv("PATH", f"{FAKE}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(slurm_send, "ANSWER_S", 0.0)
-    monkeypatch.setattr(slurm_jobs, "ANSWER_S", 0.0)
+    monkeypatch.setattr(send, "ANSWER_S", 0.0)
+    monkeypatch.setattr("study.slurm.jobs.ANSWER_S", 0.0)
     monkeypatch.chdir(tmp_path)
     return Fake(tmp_path / "fake")
 
@@ -88,7 +93,7 @@ def states(runs: Path, sweep: Sweep) -> list[str]:
 
 def scripts(runs: Path) -> list[str]:
     """The batch scripts in the order of their submission."""
-    return [(array.folder / "submission.sh").read_text() for array in slurm_ledger.arrays(runs)]
+    return [(array.folder / "submission.sh").read_text() for array in ledgers.arrays(runs)]
 
 
 def option(script: str, name: str) -> str | None:
@@ -149,7 +154,7 @@ def test_a_failed_query_means_unknown_and_submits_nothing(fake: Fake, tmp_path: 
 def test_foreign_jobs_and_odd_ids_are_read_and_ignored(fake: Fake, tmp_path: Path) -> None:
     sweep, runs = slurm_points.sweep(tmp_path, 2), tmp_path / "runs"
     slurm.submit(sweep, sweep.points, runs_dir=runs)
-    name = slurm_ledger.arrays(runs)[0].name
+    name = ledgers.arrays(runs)[0].name
     fake.set(
         foreign=["other|4|3-4%1|PENDING|None", f"{name}|9|N/A|RUNNING|None", "4_[3-4%1]", "", f"{name}|9|1-...|FAILED"]
     )
@@ -191,18 +196,21 @@ def test_chunks_keep_to_the_sizes_and_share_the_parallel_limit(fake: Fake, tmp_p
     (tmp_path / "cluster.yaml").write_text("parallel: 4\n")
     assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
     assert [option(script, "array") for script in scripts(runs)] == ["0-4%2", "0-4%1", "0-1%1"]
-    folders = {array.folder for array in slurm_ledger.arrays(runs)}
+    folders = {array.folder for array in ledgers.arrays(runs)}
     assert len(folders) == 3 and all((folder / "configs.jsonl").exists() for folder in folders)
     fake.set(max_submit_jobs=["3"])
     other = slurm_points.sweep(tmp_path, 4, name="other", probes=1)
-    assert [
-        len(chunk.tasks) for chunk in slurm_send.split(other.points, {}, runs, slurm_send.array_size(slurm.limits()))
-    ] == [3, 1, 3, 1]
+    assert [len(chunk.tasks) for chunk in send.split(other.points, {}, runs, send.array_size(slurm.limits()))] == [
+        3,
+        1,
+        3,
+        1,
+    ]
 
 
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_arrays_that_may_run_together_never_exceed_the_limit(arrays: int, limit: int) -> None:
-    lanes = slurm_send.lanes(arrays, limit)
+    lanes = send.lanes(arrays, limit)
     first = [share for share, behind in lanes if behind is None]
     assert sum(first) == limit or (len(first) == arrays and sum(first) == limit)
     for share, behind in lanes:
@@ -236,7 +244,7 @@ def test_a_lost_answer_is_adopted_by_name(fake: Fake, tmp_path: Path, forgotten:
             tell(runs, point.signature, "finished")
     assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
     assert fake.sizes() == [5, 2]
-    assert [array.job for array in slurm_ledger.arrays(runs)] == ["1", "2"]
+    assert [array.job for array in ledgers.arrays(runs)] == ["1", "2"]
 
 
 def test_a_submission_that_never_arrived_is_sent_again(fake: Fake, tmp_path: Path) -> None:
@@ -253,7 +261,7 @@ def test_dying_at_any_write_neither_loses_a_point_nor_sends_it_twice(
 ) -> None:
     sweep, runs = slurm_points.sweep(tmp_path, 7), tmp_path / "runs"
     fake.set(max_array_size=3)
-    real = slurm_ledger._append
+    real = ledgers._append
     for survive in range(7):  # three arrays, two lines each: die before each of them, and then not at all
         left = survive
 
@@ -264,14 +272,14 @@ def test_dying_at_any_write_neither_loses_a_point_nor_sends_it_twice(
             left -= 1
             real(path, event)
 
-        monkeypatch.setattr(slurm_ledger, "_append", append)
+        monkeypatch.setattr(ledgers, "_append", append)
         try:
             slurm.submit(sweep, sweep.points, runs_dir=runs)
         except KeyboardInterrupt:
             continue
-    monkeypatch.setattr(slurm_ledger, "_append", real)
+    monkeypatch.setattr(ledgers, "_append", real)
     slurm.submit(sweep, sweep.points, runs_dir=runs)
-    sent = [point for array in slurm_ledger.arrays(runs) if array.job for point in array.tasks.values()]
+    sent = [point for array in ledgers.arrays(runs) if array.job for point in array.tasks.values()]
     assert sorted(sent) == sorted(point.signature for point in sweep.points)
     assert sum(fake.sizes()) == 7
 
@@ -279,18 +287,19 @@ def test_dying_at_any_write_neither_loses_a_point_nor_sends_it_twice(
 def test_a_torn_line_of_the_ledger_is_survived(fake: Fake, tmp_path: Path) -> None:
     sweep, runs = slurm_points.sweep(tmp_path, 2), tmp_path / "runs"
     slurm.submit(sweep, sweep.points, runs_dir=runs)
-    ledger = slurm_ledger.path_of(runs, sweep.id)
+    ledger = ledgers.path_of(runs, sweep.id)
     ledger.write_bytes(ledger.read_bytes()[:-9])  # the answer
     assert states(runs, sweep) == ["pending"] * 2
     assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
     assert fake.sizes() == [2]
-    assert slurm_ledger.arrays(runs)[0].job == "1"
+    assert ledgers.arrays(runs)[0].job == "1"
 
 
 def test_two_submissions_at_once_send_each_point_once(fake: Fake, tmp_path: Path) -> None:
     slurm_points.sweep(tmp_path, 6)
     code = (
-        "import sys, time; from pathlib import Path; from study.sweep import grid, slurm, snapshot; import submitit\n"
+        "import sys, time; from pathlib import Path; from study.sweep import grid\n"
+        "from study.slurm import snapshot, submit as slurm\n"
         "s = grid.load(Path('try.yaml'), 'smoke'); Path(sys.argv[1]).touch()\n"
         "take = snapshot.take; snapshot.take = lambda runs: (time.sleep(0.5), take(runs))[1]\n"
         "while not Path('go').exists(): time.sleep(0.001)\n"
@@ -381,7 +390,7 @@ def test_resources_of_several_nodes_and_gpus(fake: Fake, tmp_path: Path) -> None
     assert "module load cuda/12\nexport A=b\n" in script
     assert re.search(
         r"srun --unbuffered --kill-on-bad-exit=1 --cpus-per-task=6 apptainer exec study.sif /opt/python -P -u"
-        r" -m study.sweep.worker '.*/my runs/sweeps/", script
+        r" -m study.slurm.worker '.*/my runs/sweeps/", script
     )  # fmt: skip
     assert f"export STUDY_DATA={tmp_path}/data\n" in script, "the job does not depend on its working directory"
 
@@ -411,7 +420,7 @@ def test_the_exit_status_of_a_job_is_the_trainers(
     sweep, runs = slurm_points.sweep(tmp_path, 1), tmp_path / "runs"
     slurm.submit(sweep, sweep.points, runs_dir=runs)
     fake.set(srun=codes)
-    (array,) = slurm_ledger.arrays(runs)
+    (array,) = ledgers.arrays(runs)
     env = os.environ | {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
     done = subprocess.run(["bash", str(array.folder / "submission.sh")], env=env, capture_output=True, check=False)
     assert done.returncode == code
@@ -456,7 +465,7 @@ def test_a_second_job_of_a_running_point_exits_with_0(
     config, runs = sweep.points[0].config, tmp_path / "runs"
     held(runs / config.signature, "8_2")
     (tmp_path / "config.json").write_text(config.model_dump_json())
-    monkeypatch.setattr("study.train.check", lambda *_: None)  # the images
+    monkeypatch.setattr("study.train.trainer.check", lambda *_: None)  # the images
     assert cli.main(["train", str(tmp_path / "config.json"), "--runs-dir", str(runs), "--device", "cpu"]) == 0
     assert "held by process 4242 on node7, job 8_2" in capsys.readouterr().err
     assert status.read(runs / config.signature) is None
@@ -469,7 +478,7 @@ def test_a_probe_waits_for_its_own_pretraining(fake: Fake, tmp_path: Path) -> No
     tell(runs, first[0].signature, "finished")
     fake.set(jobs=[job | {"tasks": {"0": "COMPLETED", "1": "RUNNING"}} for job in fake.memory()["jobs"]])
     assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
-    known = slurm_ledger.latest(slurm_ledger.arrays(runs))
+    known = ledgers.latest(ledgers.arrays(runs))
     for point in sweep.points:
         array, index = known[point.signature]
         dependency = option((array.folder / "submission.sh").read_text(), "dependency")
@@ -593,13 +602,14 @@ def test_jobs_push_to_a_server_themselves_only_where_there_is_one(
     assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
     assert "export MLFLOW_TRACKING_URI=http://mlflow.lab:5000\n" in scripts(runs)[0]
 
-    asked: list[Any] = []
-    monkeypatch.setattr(cli, "main", lambda words: asked.append(words) or 0)
+    asked: list[bool] = []
+    trained = SimpleNamespace(exit_code=0)
+    monkeypatch.setattr(single, "run", lambda *_, mlflow, **__: asked.append(mlflow) or trained)
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     monkeypatch.setattr("submitit.JobEnvironment", lambda: SimpleNamespace(num_tasks=1, global_rank=0))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert worker.main(next(runs.glob("sweeps/*.jobs/*/job.json")).parent) == 0
-    assert asked[0][0] == "train" and asked[0][-1] == "--mlflow"
+    assert asked == [True]
 
 
 # -------------------------------------------------------------------------------------------------- cancelling, size

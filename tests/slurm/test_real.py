@@ -12,8 +12,11 @@ import pytest
 import slurm_points
 from slurm_points import behave, steps
 
+from study.launch import plan, watch
 from study.run import status
-from study.sweep import daemons, onenode, plan, slurm, slurm_send, slurm_state, watch
+from study.slurm import daemons, onenode, send
+from study.slurm import state as slurm_state
+from study.slurm import submit as slurm
 from study.sweep.grid import Sweep
 
 pytestmark = pytest.mark.slurm
@@ -101,9 +104,9 @@ def wait(runs: Path, sweep: Sweep) -> list[str]:
 
 def sent(runs: Path) -> int:
     """Arrays in the queue's memory that belong to this folder of runs."""
-    from study.sweep import slurm_ledger
+    from study.slurm import ledger
 
-    names = {array.name for array in slurm_ledger.arrays(runs)}
+    names = {array.name for array in ledger.arrays(runs)}
     return len({task.array for task in slurm_state.queue(names).values()})
 
 
@@ -131,7 +134,9 @@ def test_twelve_points_are_three_arrays_that_run_the_code_of_their_submission(ru
     sweep = slurm_points.sweep(tmp_path, 12)
     behave(runs, {sweep.points[0].signature: {"fail_at": 1}})
     assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
-    (tmp_path / "code" / "study" / "cli.py").write_text("raise SystemExit('the code was edited after the submission')")
+    (tmp_path / "code/study/launch/single.py").write_text(
+        "raise SystemExit('the code was edited after the submission')"
+    )
     assert sent(runs) == 3
     assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0, "all are in Slurm's hands"
     assert sent(runs) == 3
@@ -244,7 +249,7 @@ def test_a_lost_answer_is_adopted(runs: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PATH", f"{wrapper.parent}{os.pathsep}{os.environ['PATH']}")
     assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 1
     wrapper.unlink()
-    monkeypatch.setattr(slurm_send, "ANSWER_S", 0.0)
+    monkeypatch.setattr(send, "ANSWER_S", 0.0)
     assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
     assert wait(runs, sweep) == ["done", "done"]
     assert sent(runs) == 1
@@ -289,7 +294,7 @@ def test_without_accounting_the_states_are_right(
 
 
 def test_make_slurm_with_other_settings_is_refused_while_it_runs(without_accounting: Path) -> None:
-    command = [sys.executable, "-m", "study.sweep.onenode", "up", "--state", str(without_accounting.parent)]
+    command = [sys.executable, "-m", "study.slurm.onenode", "up", "--state", str(without_accounting.parent)]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().endswith("slurm.conf")
     refused = subprocess.run([*command, "--max-array-size", "9"], check=False, capture_output=True, text=True)
     assert refused.returncode == 2 and "make slurm-down first" in refused.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sweep_files import sweep, write
 
-from study.config import Config
+from study.config.schema import Config
 from study.errors import UserError
 from study.sweep.grid import load, scale_overlay
 

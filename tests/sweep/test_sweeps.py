@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from study.config import read_yaml
-from study.sweep import commands, plan
+from study.cli import sweep as commands
+from study.config.reading import read_yaml
+from study.launch import plan
 from study.sweep.grid import Sweep, load, scale_names
 
-FOLDER = Path(__file__).parents[1] / "sweeps"
+FOLDER = Path(__file__).parents[2] / "sweeps"
 PATHS = sorted(path for path in FOLDER.glob("*.yaml") if path.stem != "claims")
 SCALES = ("smoke", "quick", "cpu", "gpu", "imagenet")
 EACH = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)

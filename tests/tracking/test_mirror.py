@@ -18,11 +18,11 @@ from mlflow import MlflowClient
 from tracking_fixture import START_S, Proxy, fresh_store, held, line, make, same, set_status, sweep
 
 from study.errors import UserError
-from study.run import store, tracker, ui
-from study.run.mirror import Beside, Mirror, start_mirror
-from study.run.reconcile import reconcile
-from study.run.tracked import lone, param
-from study.sweep import launch
+from study.launch import local
+from study.run.facts import lone, param
+from study.tracking import store, tracker, ui
+from study.tracking.mirror import Beside, Mirror, start_mirror
+from study.tracking.reconcile import reconcile
 
 FAULTS = ["lose", "drop", 500, 403, 429]
 
@@ -215,7 +215,7 @@ def test_the_traceback_of_an_earlier_attempt_goes_when_the_run_goes_on(runs: Pat
 
 
 def test_a_run_that_ended_has_a_figure_which_is_drawn_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from study.run import curves
+    from study.tracking import curves
 
     drawn, draw = [], curves.draw
     monkeypatch.setattr(curves, "draw", lambda readings, title: drawn.append(title) or draw(readings, title))
@@ -517,7 +517,7 @@ def test_the_background_mirror_ends_complete_when_asked_or_orphaned(runs: Path) 
     ((_, run),) = held(uri(runs)).items()
     assert run["status"] == "FINISHED" and len(run["points"]) == 12
     assert mirror.stop() is report
-    program = f"import os; from pathlib import Path; from study.run.mirror import start_mirror; \
+    program = f"import os; from pathlib import Path; from study.tracking.mirror import start_mirror; \
         mirror = start_mirror(Path({str(runs)!r})); print(mirror.pid, flush=True); os.kill(os.getpid(), 9)"
     make(runs, 1)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -558,16 +558,16 @@ def test_a_mirror_that_is_killed_is_told_of_and_replaced_while_the_sweep_goes_on
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(runs, steps=2)
-    monkeypatch.setattr(launch, "LOOK_S", 0.05)
+    monkeypatch.setattr(local, "LOOK_S", 0.05)
     started: list[Beside] = []
 
     def start(folder: Path) -> Beside:
         started.append(start_mirror(folder))
         return started[-1]
 
-    monkeypatch.setattr("study.run.mirror.start_mirror", start)
+    monkeypatch.setattr("study.tracking.mirror.start_mirror", start)
     said: list[str] = []
-    with launch.mirrored(runs, said.append):
+    with local.mirrored(runs, said.append):
         os.kill(started[0].pid, signal.SIGKILL)
         until(lambda: len(started) == 2)
         assert said == ["MLflow: the mirror ended early; another one goes on"]

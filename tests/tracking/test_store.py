@@ -11,8 +11,8 @@ import pytest
 from tracking_fixture import fresh_store, held, make
 
 from study.errors import UserError
-from study.run import store, tracker
-from study.run.mirror import Mirror
+from study.tracking import store, tracker
+from study.tracking.mirror import Mirror
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ import pytest
 from tracking_fixture import fresh_store, held, make, sweep
 
 from study.errors import UserError
-from study.run import export, ui, view
-from study.run.store import Store, resolve
-from study.run.tracked import Place
+from study.run import export
+from study.run.facts import Place
+from study.tracking import ui, view
+from study.tracking.store import Store, resolve
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = [

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from study import consistency
-from study.config import Config, resolve
+from study.config.reading import resolve
+from study.config.schema import Config
 from study.data.images import Images, Split
 from study.data.stream import Stream
 from study.model.moco import MoCo
 from study.rng import generator
+from study.train import consistency
 
 CPU = torch.device("cpu")
 PREFIX = "consistency/cosine_age_"

@@ -12,11 +12,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from torch.nn import functional as F
 
-from study.config import Config, resolve
+from study.config.reading import resolve
+from study.config.schema import Config
 from study.data.images import Images, Split
-from study.evaluate import encode, evaluate, fit_linear, frozen, knn_predict
 from study.model.encoder import Encoder, build
-from study.nearest import nearest
+from study.train.evaluate import encode, evaluate, fit_linear, frozen, knn_predict
+from study.train.nearest import nearest
 
 CPU = torch.device("cpu")
 

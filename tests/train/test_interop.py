@@ -13,13 +13,15 @@ from model_fixture import images, tiny
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from study.cli import main
-from study.config import Config, resolve
+from study.cli.main import main
+from study.config.reading import resolve
+from study.config.schema import Config
 from study.errors import UserError
-from study.model import interop, layouts
+from study.model import layouts
 from study.model.encoder import Encoder
 from study.model.moco import MoCo
 from study.run import record
+from study.train import interop
 
 State = dict[str, Tensor]
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional as tv
 
-from study import probe
-from study.config import Config, resolve
+from study.config.reading import resolve
+from study.config.schema import Config
 from study.data import images
 from study.data.views import sample
 from study.errors import UserError
-from study.model import interop
 from study.model.moco import MoCo
-from study.probe import CropAndFlip, peak_lr, pretrained, train_probe
-from study.progress import Progress
 from study.rng import generator
 from study.run import record
+from study.train import interop, probe
+from study.train.probe import CropAndFlip, peak_lr, pretrained, train_probe
+from study.train.progress import Progress
 
 CPU = torch.device("cpu")
 N, BATCH = 100, 32  # four steps an epoch, the last of four images

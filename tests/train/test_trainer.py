@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-from study import train as trainer
-from study.config import Config, merge, resolve
+from study.config.reading import merge, resolve
+from study.config.schema import Config
 from study.data import images
 from study.data.images import Images, Split
 from study.errors import UserError
 from study.run import checkpoint, journal
 from study.run.record import RunRecord
-from study.train import Runtime, lr_at, train
+from study.train import trainer
+from study.train.trainer import Runtime, lr_at, train
 
 SMALL = {
     "data": {"name": "noise", "size": 8, "eval_crop": 1.0},
@@ -259,7 +260,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(tmp_path: Path) -> None
     began = time.monotonic()
     whole = train(small(change), Runtime(tmp_path / "whole", threads=1))
     window = (time.monotonic() - began) / 8
-    script = SCRIPT.format(tests=str(Path(__file__).parent))
+    script = SCRIPT.format(tests=str(Path(__file__).parents[1] / "helpers"))
     command = [sys.executable, "-c", script, str(tmp_path / "killed"), json.dumps(change)]
     folder = tmp_path / "killed" / whole.signature
     random = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""Stands in for ``study.cli`` in the snapshot of a test: the trainer's contract with its job, without torch.
+"""Stands in for ``study.launch.single`` in the snapshot of a test: the trainer's contract with its job, without torch.
 
 ``<runs_dir>/behaviour.json`` maps a signature to {"steps": n, "fail_at": step, "crash_at": step, "gloo": true}. Each
 step takes 0.1 s and appends its number to ``steps.txt``; stopping saves the step in ``checkpoint`` and the
@@ -8,12 +8,12 @@ signal's name in ``signals.txt``.
 import json
 import os
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
-from study.config import resolve
+from study.config.schema import Config
 from study.run import status
 from study.run.provenance import job_id
 from study.run.status import Status
@@ -22,12 +22,13 @@ EXIT = {"SIGTERM": 143, "SIGINT": 130, "SIGUSR2": 85}
 STOP: list[str] = []
 
 
-def main(argv: list[str]) -> int:
-    assert argv[0] == "train" and argv[2] == "--runs-dir" and argv[4] == "--threads"
+def run(config: Config, runs_dir: Path, *, threads: int, mlflow: bool) -> SimpleNamespace:
+    return SimpleNamespace(exit_code=main(config.signature, runs_dir))
+
+
+def main(signature: str, runs_dir: Path) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, lambda n, _: STOP.append(signal.Signals(n).name))
-    runs_dir = Path(argv[3])
-    signature = resolve(json.loads(Path(argv[1]).read_text()), argv[1]).signature
     behaviour = json.loads((runs_dir / "behaviour.json").read_text()).get(signature, {})
     folder = runs_dir / signature
     folder.mkdir(exist_ok=True)
@@ -83,7 +84,3 @@ def gloo(folder: Path) -> None:
         f"{int(total)} {os.environ['WORLD_SIZE']} {os.environ['LOCAL_RANK']}"
     )
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """What issue B promises, shown with accidents on purpose: real processes, real images, a real MLflow.
 
-    python tests/torture.py [kills | server | crowd | disk …] [--json]
+    python tests/helpers/torture.py [kills | server | crowd | disk …] [--json]
 
 kills   50 kill -9 and some TERM, INT, USR2 at random moments of real training, the mirror killed now and then as well.
 server  an `mlflow server` killed and started three times during a sweep, and an undisturbed sweep beside it, six times.
@@ -39,9 +39,10 @@ import yaml
 from accidents import ENVIRONMENT, LONG, MECHANISMS, ROOT, STUDY, Server, Trainee, Watcher, paces, tracked_points
 from troubles import disk
 
-from study.run import files, record, status, store
-from study.run.mirror import Mirror
+from study.run import files, record, status
 from study.sweep.grid import scale_overlay
+from study.tracking import store
+from study.tracking.mirror import Mirror
 
 Figures = dict[str, Any]
 
