@@ -1,13 +1,12 @@
 """Arguments in any order: ``study train my.yaml --scale quick m=0.99``."""
 
 import argparse
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes Words that stand after an option join the positional list named ``rest``, which argparse itself drops."""
+    """Words that stand after an option join the positional list named ``rest``, which argparse itself drops."""
 
     rest = ""
 
@@ -44,18 +43,3 @@ def decimal(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: allowed is a number") from None
-
-
-def read_overrides(words: Iterable[str]) -> dict[str, Any]:
-    """The tree of ``key=value`` words, each echoed on stderr.
-
-    Raises:
-        UserError: a word is no ``key=value``, or a key stands twice.
-    """
-    from study.config.reading import flatten, parse_overrides
-    from study.config.schema import render
-
-    overrides = parse_overrides(words)
-    for key, value in flatten(overrides).items():
-        print(f"override: {key} = {render(value)}", file=sys.stderr)
-    return overrides

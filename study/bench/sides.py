@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from study.bench.measure import DATA
 from study.config.reading import merge, resolve
 from study.config.schema import Config
+from study.data import images
+from study.data.stream import Stream
 from study.model import encoder
 from study.run import record
 from study.train.device import autocaster
@@ -53,10 +55,11 @@ def trainer(
         device: where to compute.
         checkpoint_every: seconds between checkpoints; the default is the trainer's own.
     """
+    stream = Stream(images.load(config.data.name), config, device)
     with contextlib.redirect_stderr(io.StringIO()), record.start(folder, config, command=["study", "bench"]) as run:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the run would only note them; the bench has to end
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        pretraining = Pretraining(run, config, device, Runtime(folder, checkpoint_every=checkpoint_every))
+        pretraining = Pretraining(run, config, stream, device, Runtime(folder, checkpoint_every=checkpoint_every))
         taken = pretraining.steps()
 
         def steps(n: int) -> None:

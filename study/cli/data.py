@@ -80,7 +80,7 @@ def _get(args: argparse.Namespace) -> int:
 def _pack(args: argparse.Namespace) -> int:
     import re
 
-    from study.data import images, pack, sources
+    from study.data import images, pack, public
     from study.errors import UserError
 
     name = _name(args.source) if args.name is None else args.name
@@ -91,7 +91,7 @@ def _pack(args: argparse.Namespace) -> int:
     ):
         if not good:
             raise UserError(f"{key} = {value}: allowed is {allowed}")
-    if name in sources.SOURCES:
+    if name in public.SOURCES:
         raise UserError(
             f"--name = {name}: is a public data set, which `study data get {name}` gets; allowed is another"
         )
@@ -124,12 +124,12 @@ def _name(source: Path) -> str:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from study.data import images, sources
+    from study.data import images, public
 
     root = images.root_folder()
     at_hand = {path.parent.name for path in root.glob(f"*/{images.MANIFEST}")}
     rows = []
-    for name in sorted(at_hand | set(sources.SOURCES)):
+    for name in sorted(at_hand | set(public.SOURCES)):
         row: dict[str, object] = {"name": name, "at_hand": name in at_hand}
         if name in at_hand:
             found = images.load(name, root)

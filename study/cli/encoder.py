@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from study.arguments import Parser, read_overrides
+from study.arguments import Parser
+from study.cli.overrides import read_overrides
 
 if TYPE_CHECKING:
     from study.train.interop import Source

@@ -301,7 +301,7 @@ def cancel_command(arguments: argparse.Namespace) -> int:
 
 
 def _load(arguments: argparse.Namespace) -> "Sweep":
-    from study.arguments import read_overrides
+    from study.cli.overrides import read_overrides
     from study.sweep import grid
 
     return grid.load(arguments.sweep, arguments.scale, read_overrides(arguments.overrides))

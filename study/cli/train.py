@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from study.arguments import read_overrides
+from study.cli.overrides import read_overrides
 
 if TYPE_CHECKING:
     from study.arguments import Parser

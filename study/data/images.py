@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from study.data.public import SOURCES
 from study.errors import UserError
 
 MANIFEST = "manifest.json"
@@ -67,8 +68,6 @@ def load(name: str, root: Path | None = None) -> Images:
     folder = root_folder(root) / name
     manifest = read_manifest(folder)
     if manifest is None:
-        from study.data.sources import SOURCES  # which itself imports this module
-
         advice = f"`study data get {name}` gets it"
         if name not in SOURCES:
             advice = f"`study data pack SOURCE --name {name}` packs a folder or zip of images"

@@ -4,14 +4,14 @@ import gzip
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from study.data import images
 from study.data.images import Advance, Images, root_folder
+from study.data.public import SOURCES, Source
 from study.errors import UserError
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -25,38 +25,6 @@ class MissingError(Exception):
     """A place does not have the data set; says why in one line."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """A public data set: how torchvision knows it, and what it is packed from."""
-
-    torchvision: str
-    """Its class in torchvision.datasets."""
-    present: tuple[str, ...]
-    """Files or folders (under torchvision's root) of which one is there when the data set is."""
-    splits: tuple[Mapping[str, object], Mapping[str, object]]
-    """Arguments of that class for the training and the test split."""
-    classes: tuple[str, ...] = ()
-    """Only where torchvision's class does not carry them."""
-    debian: str | None = None
-    """Debian's package of it."""
-
-    @property
-    def is_idx(self) -> bool:
-        return self.present[0].endswith("/raw")
-
-
-BY_FLAG = ({"train": True}, {"train": False})
-BY_NAME = ({"split": "train"}, {"split": "test"})
-SOURCES: dict[str, Source] = {
-    "fashion-mnist": Source("FashionMNIST", ("FashionMNIST/raw",), BY_FLAG, debian="dataset-fashion-mnist"),
-    "mnist": Source("MNIST", ("MNIST/raw",), BY_FLAG),
-    "cifar10": Source("CIFAR10", ("cifar-10-batches-py", "cifar-10-python.tar.gz"), BY_FLAG),
-    "cifar100": Source("CIFAR100", ("cifar-100-python", "cifar-100-python.tar.gz"), BY_FLAG),
-    "stl10": Source("STL10", ("stl10_binary", "stl10_binary.tar.gz"), BY_NAME),
-    "svhn": Source("SVHN", ("train_32x32.mat",), BY_NAME, classes=tuple("0123456789")),
-}
-
-
 def get(name: str, root: Path | None = None, advance: Advance = lambda _: None) -> Images:
     """Make a public data set available as ``root/name``; at once if it is there already.
 
@@ -64,7 +32,7 @@ def get(name: str, root: Path | None = None, advance: Advance = lambda _: None) 
     (installed, or downloaded and unpacked without root), torchvision's own download.
 
     Args:
-        name: one of `SOURCES`.
+        name: one of `public.SOURCES`.
         root: see `images.root_folder`.
         advance: told how many images more are packed.
 

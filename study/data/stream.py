@@ -27,21 +27,22 @@ class Batch:
 class Stream:
     """All batches of a run. Nothing is carried from one to the next, so any of them can be made again at any time."""
 
-    def __init__(self, images: Images, config: Config, device: torch.device | str, dtype: torch.dtype) -> None:
+    def __init__(self, images: Images, config: Config, device: torch.device | str) -> None:
         """
         Args:
             images: the data set; the training images after ``data.train_images`` are used.
-            config: seed, data, views, optimiser and dictionary matter here.
+            config: seed, data, views, optimiser, dictionary and precision (of the views) matter here.
             device: where the views are made.
-            dtype: of the views.
 
         Raises:
             UserError: fewer images than a batch, or a short batch of the memory bank that BN cannot split.
         """
         self.device = torch.device(device)
-        self._images = images.train.images
+        self.images = images
+        """The data set, whole."""
         self._rows = subset(images.train.labels, config.data.train_images)
         self._seed, self._batch = config.seed, config.optimiser.batch
+        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         self._augment = Augment(config.views, config.data.size, images.mean, images.std, dtype)
         self.n = len(self._rows)
         """Training images, after the subset."""
@@ -65,7 +66,7 @@ class Stream:
     def at(self, step: int) -> Batch:
         """The batch of ``step``, equal whenever it is asked for."""
         index = self.index(step)
-        pixels = torch.from_numpy(self._images[self._rows[index.numpy()]])  # (B, 3, H, W)
+        pixels = torch.from_numpy(self.images.train.images[self._rows[index.numpy()]])  # (B, 3, H, W)
         if self.device.type == "cuda":
             pixels = pixels.pin_memory()
         pixels = pixels.to(self.device, non_blocking=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from study.config.schema import Config, Views
-from study.data import images
+from study.data.images import Images, subset
 from study.data.parameters import sample
 from study.data.views import Augment
 from study.model.encoder import Encoder
@@ -34,7 +34,9 @@ READ_EVERY = 16
 """Steps whose losses are read from the device together, so that a GPU is not made to wait at each."""
 
 
-def train_probe(record: RunRecord, config: Config, runs_dir: Path, device: torch.device) -> dict[str, float]:
+def train_probe(
+    record: RunRecord, config: Config, dataset: Images, encoder: Encoder | None, device: torch.device
+) -> dict[str, float]:
     """Train the classifier of the run that ``config`` defines, or continue it; only f_q is read of the pre-training.
 
     Every draw derives from (seed, purpose, step), so a probe that was stopped ends with the bits of one that was not.
@@ -43,24 +45,22 @@ def train_probe(record: RunRecord, config: Config, runs_dir: Path, device: torch
         record: of this run. ``probe/loss`` is logged at every step, ``probe/top1`` (a share) at every epoch; when
             ``record.stop`` is set, the state is saved at the boundary of a step and the result is of no use.
         config: with ``probe`` set; the rest describes the pre-training.
-        runs_dir: where the pre-training lies.
+        dataset: its images.
+        encoder: f_q on ``device``, from :func:`pretrained`.
         device: where to compute.
 
     Returns:
         ``probe/top1`` on the test split after the last epoch; NaN if it or the pre-training has diverged.
 
     Raises:
-        UserError: the pre-training is not finished or has no checkpoint, or the images are absent.
         RuntimeError: a parameter or a buffer of the encoder changed.
     """
     assert config.probe is not None
     probe = config.probe
-    encoder = pretrained(config.pretraining, runs_dir, device)
     if encoder is None:
         record.note("the pre-training has diverged: there are no features to probe")
         return {"probe/top1": math.nan}
-    dataset = images.load(config.data.name)
-    rows = images.subset(dataset.train.labels, config.data.train_images)
+    rows = subset(dataset.train.labels, config.data.train_images)
     steps_per_epoch = math.ceil(len(rows) / probe.batch)  # as in the authors' code, the last short batch is used
     steps = probe.epochs * steps_per_epoch
     if probe.batch != PAPER_BATCH:
@@ -153,7 +153,7 @@ def pretrained(config: Config, runs_dir: Path, device: torch.device) -> Encoder 
 class CropAndFlip:
     """The probe's augmentation: RandomResizedCrop of 8–100 % of the area, and the mirror where the views have one."""
 
-    def __init__(self, config: Config, dataset: images.Images) -> None:
+    def __init__(self, config: Config, dataset: Images) -> None:
         self.views = Views(crop_min=CROP_MIN, flip=config.views.flip)
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         self.augment = Augment(self.views, config.data.size, dataset.mean, dataset.std, dtype)

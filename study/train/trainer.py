@@ -63,6 +63,10 @@ class Outcome:
     """What became of it, in a word or two; empty when another process holds the run."""
 
 
+Work = Callable[[RunRecord], dict[str, float]]
+"""The whole of a run, or what is left of it; gives the final metrics."""
+
+
 class Stopped(Exception):  # noqa: N818 - no error, like StopIteration
     """A signal asked the run to end; what is worth keeping has been saved."""
 
@@ -78,20 +82,17 @@ def train(config: Config, runtime: Runtime) -> Outcome:
     before = status.read(folder)
     begun_with = before.threads if before else None
     configure_torch(device, runtime.threads or begun_with)  # another number of threads gives other bits
-    digest = check(config, folder)
+    digest, work = prepare(config, folder, device, runtime)
     try:
         with record.start(runtime.runs_dir, config, command=list(runtime.command), images=digest) as run:
-            if run.finished:
+            if run.finished or work is None:
                 return Outcome(signature, folder, dict(run.final), 0, "finished already")
             threads = torch.get_num_threads()
             run.progress(threads=threads)
             if begun_with not in (None, threads):
                 run.note(f"begun with {begun_with} threads and continued with {threads}: other bits than unbroken")
             with suppress(Stopped):
-                if config.probe is None:
-                    final = pretrain(run, config, device, runtime)
-                else:
-                    final = probe.train_probe(run, config, runtime.runs_dir, device)
+                final = work(run)
                 if not run.stop:
                     run.finish(final)
             state = "finished" if run.finished else "saved, to be continued"
@@ -101,11 +102,12 @@ def train(config: Config, runtime: Runtime) -> Outcome:
         return Outcome(signature, folder, {}, 0)
 
 
-def check(config: Config, folder: Path) -> str | None:
-    """Meet what can be wrong with the input before anything is made in the run's ``folder``.
+def prepare(config: Config, folder: Path, device: torch.device, runtime: Runtime) -> tuple[str | None, Work | None]:
+    """Open what the run reads, once, and before anything is made in its ``folder``.
 
     Returns:
-        The images' digest; None of a finished run whose images have gone.
+        The images' digest (None of a finished run whose images have gone), and what is to be done with them (None of
+        a finished run).
 
     Raises:
         UserError: the images are absent, do not fit the config, or are not those that the run began with; a probe's
@@ -116,7 +118,7 @@ def check(config: Config, folder: Path) -> str | None:
         dataset = images.load(config.data.name)
     except UserError:
         if finished:
-            return None
+            return None, None
         raise
     began_with = provenance.read(folder).get("images")
     if began_with not in (None, dataset.digest):
@@ -124,14 +126,18 @@ def check(config: Config, folder: Path) -> str | None:
             f"data.name = {config.data.name}: its images are {dataset.digest}, and {folder} began with {began_with};"
             " allowed is another name for other images, or to remove that folder"
         )
-    if not finished:
-        Stream(dataset, config, "cpu", torch.float32)
-        if config.probe is not None:
-            probe.pretrained(config.pretraining, folder.parent, torch.device("cpu"))
-    return dataset.digest
+    if finished:
+        return dataset.digest, None
+    if config.probe is not None:
+        f_q = probe.pretrained(config.pretraining, folder.parent, device)
+        return dataset.digest, lambda run: probe.train_probe(run, config, dataset, f_q, device)
+    stream = Stream(dataset, config, device)
+    return dataset.digest, lambda run: pretrain(run, config, stream, device, runtime)
 
 
-def pretrain(run: RunRecord, config: Config, device: torch.device, runtime: Runtime) -> dict[str, float]:
+def pretrain(
+    run: RunRecord, config: Config, stream: Stream, device: torch.device, runtime: Runtime
+) -> dict[str, float]:
     """Section 3.2: learn f_q by comparing each query with its key and with the dictionary's.
 
     Returns:
@@ -140,7 +146,7 @@ def pretrain(run: RunRecord, config: Config, device: torch.device, runtime: Runt
     Raises:
         Stopped: a signal arrived; the state is saved at the boundary of a step.
     """
-    pretraining = Pretraining(run, config, device, runtime)
+    pretraining = Pretraining(run, config, stream, device, runtime)
     for _ in pretraining.steps():
         pass
     return pretraining.final()
@@ -155,11 +161,8 @@ class Pretraining:
         diverged: the loss was not finite, so no step follows.
     """
 
-    def __init__(self, run: RunRecord, config: Config, device: torch.device, runtime: Runtime) -> None:
-        self.run, self.config, self.device, self.runtime = run, config, device, runtime
-        self.images = images.load(config.data.name)
-        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-        self.stream = Stream(self.images, config, device, dtype)
+    def __init__(self, run: RunRecord, config: Config, stream: Stream, device: torch.device, runtime: Runtime) -> None:
+        self.run, self.config, self.stream, self.device, self.runtime = run, config, stream, device, runtime
         self.model = MoCo(config, self.stream.n).to(device)
         self.optimiser = (
             torch.optim.SGD(
@@ -287,7 +290,7 @@ class Pretraining:
         with Progress(self.run, "evaluate", step, self.stream.steps) as bar:
             return evaluate(
                 self.model.f_q,
-                self.images,
+                self.stream.images,
                 self.config,
                 self.device,
                 linear=linear,

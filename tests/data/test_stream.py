@@ -36,7 +36,7 @@ def config(batch: int = 16, kind: str = "queue", seed: int = 0, **data: object) 
 
 
 def stream(n: int = 100, **options: object) -> Stream:
-    return Stream(images(n), config(**options), "cpu", torch.float32)  # type: ignore[arg-type]
+    return Stream(images(n), config(**options), "cpu")  # type: ignore[arg-type]
 
 
 def equal(a: Batch, b: Batch) -> bool:
@@ -69,7 +69,9 @@ def test_prefetching_ends_with_its_consumer() -> None:
 
 def test_an_error_while_prefetching_reaches_the_consumer() -> None:
     broken = stream()
-    broken._images = broken._images[:1]  # what a file that shrank would do
+    train = broken.images.train
+    cut = Split(train.images[:1], train.labels)  # what a file that shrank would do
+    broken.images = replace(broken.images, train=cut)
     with pytest.raises(IndexError):
         next(broken.batches(0, 2))
 
@@ -87,7 +89,7 @@ def test_views_are_drawn_anew_at_each_step_and_for_each_seed() -> None:
     picture = np.arange(3 * 8 * 8, dtype=np.uint8).reshape(1, 3, 8, 8).repeat(16, 0)  # all alike: the order is not seen
     split = Split(picture, np.arange(16) % 4)
     alike = replace(images(), train=split, test=split)
-    one, other = (Stream(alike, config(seed=seed), "cpu", torch.float32) for seed in (0, 1))
+    one, other = (Stream(alike, config(seed=seed), "cpu") for seed in (0, 1))
     views = [one.at(0).x_q, one.at(1).x_q, other.at(0).x_q, one.at(0).x_k]
     assert not any(torch.equal(a, b) for a, b in combinations(views, 2))
 

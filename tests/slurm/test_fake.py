@@ -465,7 +465,7 @@ def test_a_second_job_of_a_running_point_exits_with_0(
     config, runs = sweep.points[0].config, tmp_path / "runs"
     held(runs / config.signature, "8_2")
     (tmp_path / "config.json").write_text(config.model_dump_json())
-    monkeypatch.setattr("study.train.trainer.check", lambda *_: None)  # the images
+    monkeypatch.setattr("study.train.trainer.prepare", lambda *_: (None, None))  # the images
     assert cli.main(["train", str(tmp_path / "config.json"), "--runs-dir", str(runs), "--device", "cpu"]) == 0
     assert "held by process 4242 on node7, job 8_2" in capsys.readouterr().err
     assert status.read(runs / config.signature) is None

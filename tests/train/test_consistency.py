@@ -46,7 +46,7 @@ def configure(**overrides: Any) -> Config:
 
 def trained(config: Config, steps: int) -> tuple[MoCo, Stream]:
     """The trainer's loop without anything around it."""
-    stream = Stream(toy_images(), config, CPU, torch.float32)
+    stream = Stream(toy_images(), config, CPU)
     model = MoCo(config, stream.n)
     optimiser = torch.optim.SGD(model.f_q.parameters(), lr=config.lr, momentum=0.9)
     micro = config.optimiser.accumulate
@@ -114,7 +114,7 @@ def test_a_reading_in_bf16_makes_the_same_views_and_keys_again() -> None:
         return torch.autocast("cpu", torch.bfloat16)
 
     config = configure(m=1.0, precision="bf16", encoder={"bn": "shuffle", "bn_splits": 4})
-    stream = Stream(toy_images(), config, CPU, torch.bfloat16)
+    stream = Stream(toy_images(), config, CPU)
     model = MoCo(config, stream.n)
     for step in range(6):
         batch = stream.at(step)

@@ -77,7 +77,8 @@ def journal(folder: Path) -> dict[tuple[int, str], float]:
 
 def run_probe(runs: Path, config: Config) -> dict[str, float]:
     with record.start(runs, config, command=["test"]) as run:
-        final = train_probe(run, config, runs, CPU)
+        f_q = pretrained(config.pretraining, runs, CPU)
+        final = train_probe(run, config, images.load(config.data.name), f_q, CPU)
         if not run.stop:
             run.finish(final)
     return final

@@ -238,9 +238,9 @@ def test_an_exception_is_kept_with_its_traceback(tmp_path: Path, monkeypatch: py
 SCRIPT = """
 import sys
 sys.path[:0] = [{tests!r}]
-import test_train as t
+import test_trainer as t
 t.images.load = lambda name: t.noise()
-from study.train import train, Runtime
+from study.train.trainer import train, Runtime
 from pathlib import Path
 import json, signal
 log = t.RunRecord.log
@@ -260,7 +260,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(tmp_path: Path) -> None
     began = time.monotonic()
     whole = train(small(change), Runtime(tmp_path / "whole", threads=1))
     window = (time.monotonic() - began) / 8
-    script = SCRIPT.format(tests=str(Path(__file__).parents[1] / "helpers"))
+    script = SCRIPT.format(tests=str(Path(__file__).parent))
     command = [sys.executable, "-c", script, str(tmp_path / "killed"), json.dumps(change)]
     folder = tmp_path / "killed" / whole.signature
     random = np.random.default_rng(1)
