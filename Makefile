@@ -9,6 +9,8 @@ SCALE ?= quick
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 STUDY := .venv/bin/study
 INSTALLED := .venv/.installed
+UV ?= uv==0.13.9
+PIP := .venv/bin/pip install --quiet --disable-pip-version-check
 
 .PHONY: help venv reproduce reproduce-all data report ui test lint bench torture slurm slurm-down
 .DEFAULT_GOAL := help
@@ -20,8 +22,10 @@ venv: $(INSTALLED)
 
 $(INSTALLED): requirements.txt pyproject.toml
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
-	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@# uv takes a sixth of pip's time. Where it cannot be had, or does not find a package, pip does it: `make venv UV=`.
+	test -n "$(UV)" && $(PIP) $(UV) && .venv/bin/uv pip install --quiet --python .venv/bin/python -r requirements.txt \
+	  || $(PIP) -r requirements.txt
+	$(PIP) --no-deps --editable .
 	touch $@
 
 data: $(INSTALLED)
@@ -42,7 +46,7 @@ ui: $(INSTALLED)
 	$(STUDY) runs ui
 
 lint: $(INSTALLED)
-	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports --no-logo --no-cache
 
 test: data lint
 	.venv/bin/pytest --numprocesses 2 --dist loadfile

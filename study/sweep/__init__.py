@@ -1,1 +1,3 @@
-"""From a sweep's YAML to points, from points to a plan, from a plan to running processes."""
+"""What a sweep and a claim say: YAML in, points with their signatures out, faults named in one line. Nothing here looks at
+a run or starts one.
+"""
