@@ -161,6 +161,7 @@ def load(path: Path, scale: str, overrides: Mapping[str, Any] | None = None) -> 
     _check_claims(file, path)
     overrides = merge({}, overrides or {})
     _check_overrides(file, overrides, choices)
+    _check_paper(file, path, choices)
     about_probe = {axis for axis, of in choices.items() if all(key.startswith("probe") for key in _set_by(of))}
 
     shared = merge(merge(overlay, file.base), file.scales.get(scale, {}))
@@ -359,6 +360,21 @@ def _check_claims(file: SweepFile, path: Path) -> None:
     for claim in file.claims:
         if claim not in known:
             raise UserError(f"{path}: claims = {claim}: allowed is a claim of {register}")
+
+
+def _check_paper(file: SweepFile, path: Path, choices: Choices) -> None:
+    """Each row names an arm by labels that the axes have, at whichever scale, and has the paper's value of it."""
+    for row in file.paper:
+        for key, value in row.items():
+            if key not in (*choices, "value", "mark"):
+                allowed = ", ".join([*choices, "value", "mark"])
+                raise UserError(f"{path}: paper: {key} = {render(value)}: no axis; allowed is {allowed}")
+            if key in choices and value not in list(choices[key]):
+                allowed = ", ".join(_show(label) for label in choices[key])
+                raise UserError(f"{path}: paper: {key} = {render(value)}: allowed is {allowed}")
+        if "value" not in row or not row.keys() & choices.keys():
+            allowed = "the labels of an arm, value and mark"
+            raise UserError(f"{path}: paper: {render(row)}: allowed is {allowed}")
 
 
 def _check_expected(expected: Any, path: Path, scale: str, points: Iterable[Point]) -> None:
