@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from study.config.explain import explain
 from study.config.reading import read_yaml
 from study.config.schema import render
 from study.errors import UserError
@@ -81,10 +82,9 @@ def read(path: Path) -> dict[str, Claim]:
         try:
             claim = Claim.model_validate(tree)
         except ValidationError as error:
-            fault = error.errors(include_url=False)[0]
-            key = ".".join([name, *(str(part) for part in fault["loc"])])
-            allowed = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-            raise UserError(f"{path}: {key} = {render(fault['input'])}: allowed is {allowed}") from None
+            fault = explain(error, tree, Claim)
+            dot = "" if fault.startswith(" =") else "."  # no key: the entry itself is no mapping
+            raise UserError(f"{path}: {name}{dot}{fault}") from None
         least, most = _ARMS[claim.test]
         if not least <= len(claim.arms) <= most:
             allowed = str(least) if least == most else f"{least} or more"

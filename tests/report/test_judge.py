@@ -192,7 +192,9 @@ def test_a_shift_of_all_arms_changes_no_verdict(a: list[float], b: list[float], 
         ("test: gap\narms: [{m: 0}, {m: 1}]\nfloors: [x]", "allowed is none with gap"),
         ("test: at_floor\narms: [{m: 0}]", "allowed is one name or more"),
         ("test: bigger\narms: [{m: 0}]", 'x.test = "bigger"'),
-        ("test: order\narms: [{m: 0}, {m: 1}]\nmargin: 1.0", "x.margin = 1.0"),
+        ("test: gap", "x.arms is missing: allowed is a list"),
+        ("test: order\narms: [{m: 0}, {m: 1}]\nmargin: 1.0", "x.margin = 1.0: unknown key; allowed is sweep, "),
+        ("test: order\narms: [{m: 0}, {m: 1}]\nnoisy: 1.0", "did you mean noise?"),
         ("test: order\narms: [{m: 0}, {m: 1}]\nby: {quick: 1.0}", "and a default"),
     ],
 )
@@ -202,6 +204,12 @@ def test_a_fault_in_claims_yaml_is_one_line_with_the_key(tmp_path: Path, entry: 
     with pytest.raises(UserError) as error:
         claims.read(file)
     assert words in str(error.value) and str(file) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_claim_that_is_no_mapping_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "claims.yaml").write_text("x:\n")
+    with pytest.raises(UserError, match="x = null: allowed is a mapping with sweep, statement"):
+        claims.read(tmp_path / "claims.yaml")
 
 
 def test_the_registered_claims_are_those_that_the_sweeps_announce() -> None:
