@@ -64,6 +64,8 @@ def report_command(args: argparse.Namespace) -> int:
             print(f"missing: {line}")
         for verdict in each.verdicts:
             print(textwrap.fill(f"{verdict.answer.upper():9} {verdict.statement}", 80, subsequent_indent=" " * 10))
+            if verdict.adjusted:
+                print(f"{' ' * 10}after Holm's adjustment: {verdict.after_holm}")
             print(textwrap.fill(verdict.reason, 80, initial_indent=" " * 10, subsequent_indent=" " * 10))
         print()
     print(f"written: {args.out}/*/REPORT.md, report.html, claims.json, tables/, figures/")

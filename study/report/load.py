@@ -59,6 +59,11 @@ class Run:
         return "probe.epochs" in self.config
 
     @property
+    def constant(self) -> bool:
+        """Nothing of it depends on the seed: raw pixels have no weights, unless a probe is trained on them."""
+        return self.config.get("encoder.arch") == "pixels" and not self.is_probe
+
+    @property
     def epochs(self) -> float:
         """Length of the pre-training in passes over the images."""
         return float(self.config["optimiser.epochs"])
@@ -83,6 +88,11 @@ class Arm:
     def diverged(self) -> int:
         """Number of seeds that diverged."""
         return sum(run.diverged for run in self.runs)
+
+    @property
+    def constant(self) -> bool:
+        """Its numbers do not depend on the seed."""
+        return any(run.constant for run in self.runs)
 
     def get(self, key: str) -> Any:
         """The arm's label of that name, or else the value of that key of its config."""
@@ -141,7 +151,11 @@ class SweepRuns:
             raise _unreadable(self.metrics_file, error) from None
 
     def values(self, arm: Arm, metric: str) -> np.ndarray:
-        """(n,) values of an arm's finished runs that did not diverge, in the order of the seeds.
+        """(n,) values of an arm's finished runs that did not diverge, in the order of the seeds; see `by_seed`."""
+        return np.array([value for _, value in self.by_seed(arm, metric)], dtype=float)
+
+    def by_seed(self, arm: Arm, metric: str) -> list[tuple[int, float]]:
+        """(seed, value) of an arm's finished runs that did not diverge, in the order of the seeds.
 
         At the last step as a run states it, else the mean over the last part of a curve, or over the readings of
         consistency in the middle of the run; never a maximum over a run.
@@ -149,17 +163,15 @@ class SweepRuns:
         rows = [
             row for row, run in zip(arm.rows, arm.runs, strict=True) if run.state == "finished" and not run.diverged
         ]
-        found = np.empty(0)
-        if not rows:
-            return found
+        found = np.full(len(rows), np.nan)
         if any(metric in self.runs[row].final for row in rows):
             found = np.array([self.runs[row].final.get(metric, math.nan) for row in rows], dtype=float)
-        elif metric in self.histories.readings:
+        elif rows and metric in self.histories.readings:
             found = self.histories.readings[metric][rows]
-        elif metric in CURVES:
+        elif rows and metric in CURVES:
             found = self.histories.value[metric][rows, -1]
-        finite: np.ndarray = found[np.isfinite(found)]
-        return finite
+        pairs = zip((self.runs[row].seed for row in rows), found, strict=True)
+        return [(seed, float(value)) for seed, value in pairs if np.isfinite(value)]
 
     @property
     def measured(self) -> tuple[Arm, ...]:

@@ -9,9 +9,10 @@ from study.config.reading import parse_yaml
 from study.report import tables
 from study.report.document import Block, Code, Grid, Heading, Picture, Text
 from study.report.histories import CURVES
-from study.report.judge import MEANINGLESS, Verdict
+from study.report.judge import MEANINGLESS
 from study.report.load import SweepRuns, named
 from study.report.tables import Table
+from study.report.verdict import Verdict
 
 _NUMBERS = """\
 Each number is the mean over the seeds of an arm at the last step of its run; nothing is a maximum over a run, and no
@@ -24,9 +25,12 @@ middle half of the run; lag/run: 1/(1−m) steps over the length of the run."""
 _PAPER = " `paper` is the paper's linear probe on ImageNet, in per cent, unless the sweep says otherwise."
 
 _CLAIMS = """\
-The claims of `sweeps/claims.yaml` on these sweeps. A claim is decided when the whole interval of its estimate lies on
-one side of the threshold: the 95 % t-interval with the SD pooled over the sweep's arms, or with one seed the noise that
-stands with the claim."""
+The claims of `sweeps/claims.yaml` on these sweeps. A claim is decided when the whole 95 % interval of its estimate lies
+on one side of the threshold: the t-interval of the differences within each seed where the claim is registered as paired
+and its arms have the same seeds, else Welch's with Satterthwaite's degrees of freedom. No arm's spread is taken for
+another's. With one seed it is ± the noise that stands with the claim, and there is no p-value. Beside an undecided
+claim stands what its seeds can tell and how many it would take, if the SDs are as measured; from three seeds that is
+rough. After Holm: what is left of a primary claim when all of this scale, run or not, are asked at 5 % together."""
 
 _NO_CLAIMS = "`sweeps/claims.yaml` has no claim on these sweeps."
 
@@ -84,8 +88,8 @@ def _verdicts(verdicts: Sequence[Verdict]) -> list[Block]:
         for text, names in registered.items()
         if text
     ]
-    rows = [[f"**{each.answer}**", each.statement, each.source, each.reason] for each in verdicts]
-    return [Text(_CLAIMS), *said, Grid(["verdict", "claim", "source", "because"], rows, 4)]
+    rows = [[f"**{each.answer}**", each.after_holm, each.statement, each.source, each.reason] for each in verdicts]
+    return [Text(_CLAIMS), *said, Grid(["verdict", "after Holm", "claim", "source", "because"], rows, 5)]
 
 
 def _section(section: Section, first: bool) -> list[Block]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from study.errors import UserError
 from study.report import document, figures, judge, load, page, style, tables
-from study.report.judge import Verdict
 from study.report.load import SweepRuns
 from study.report.page import Section
+from study.report.verdict import Verdict
 from study.run.files import write_atomic
 from study.sweep import claims
 
@@ -41,7 +41,9 @@ def write(runs: Path, out: Path, sweeps: Path) -> list[Section]:
     written: list[Section] = []
     for scale, members in groupby(found, key=lambda sweep: sweep.scale):
         folder = out / scale
-        sections = [_write_sweep(sweep, judge.judge_all(registered, sweep), folder) for sweep in members]
+        here = list(members)
+        judged = judge.judge_scale(registered, here)
+        sections = [_write_sweep(sweep, mine, folder) for sweep, mine in zip(here, judged, strict=True)]
         _write_page(scale, sections, folder)
         written += sections
     return written

@@ -30,7 +30,7 @@ def check(sweep: Sweep) -> None:
                 f"{path}: {name}.sweep = {claim.sweep}: allowed is {sweep.name}, whose file names this claim"
             )
         floors: list[claims.Where] = [{"floor": floor} for floor in claim.floors]
-        for where in [*claim.arms, *floors]:
+        for where in [*claim.arms, *([claim.control] if claim.control else []), *floors]:
             for key, value in where.items():
                 if key not in known and key not in settings:
                     allowed = f"{', '.join(known)}, or a key of the config"

@@ -15,6 +15,7 @@ from study.sweep.grid import Label
 Where = dict[str, Label | dict[str, Label]]
 """An arm: label or config key → value, or scale → value; ``{floor: name}`` is a floor."""
 Test = Literal["at_floor", "order", "gap", "close", "interaction"]
+Interval = Literal["paired", "welch", "pooled"]
 
 _ARMS: Mapping[Test, tuple[int, int]] = {
     "at_floor": (1, 1),
@@ -29,8 +30,9 @@ class Claim(BaseModel):
     """One entry of claims.yaml.
 
     The tests, with ``by`` in the metric's printed unit:
-        at_floor     arms[0] ≤ the best of ``floors`` + by; an arm that diverged in every seed is at the floor
-        order        each arm is better than the one before it, by more than ``by``
+        at_floor     arms[0] ≤ the best of ``floors`` + by, and ``control`` > the same: where nothing is above a floor,
+                     to be at it is no failure. A seed that diverged counts as at the floor
+        order        arms[1] − arms[0] > by; of more arms, one test of the trend: the mean gain from each to the next
         gap          arms[0] − arms[1] > by
         close        |arms[0] − arms[1]| ≤ by
         interaction  (arms[0] − arms[1]) − (arms[2] − arms[3]) > by
@@ -48,11 +50,18 @@ class Claim(BaseModel):
     test: Test
     arms: list[Where]
     floors: list[str] = []
+    control: Where | None = None
+    """With ``at_floor``: an arm that does train."""
     each: str | None = None
     """Ask the same at each value of this axis at which all the arms exist; every answer must hold."""
     by: float | dict[str, float] = 0.0
+    interval: Interval = "welch"
+    """Whose spread the 95 % interval is made of, see `study.report.intervals`: that of the differences within each seed
+    (where the arms have the same seeds; else as ``welch``), each arm's own, or one of all arms of the sweep."""
     noise: float | dict[str, float] = 0.0
-    """Half-width of the interval when seeds are too few to estimate it."""
+    """Half-width of the interval with one seed an arm."""
+    primary: bool = False
+    """One of the few that Holm's adjustment is made for, over all of a scale."""
     seeds: int = 1
     """Fewest seeds an arm that decide."""
     not_at: dict[str, str] = {}
@@ -92,5 +101,8 @@ def read(path: Path) -> dict[str, Claim]:
         if (claim.test == "at_floor") != bool(claim.floors):
             allowed = "one name or more" if claim.test == "at_floor" else f"none with {claim.test}"
             raise UserError(f"{path}: {name}.floors = {render(claim.floors)}: allowed is {allowed}")
+        if (claim.test == "at_floor") != (claim.control is not None):
+            allowed = "an arm that trains" if claim.test == "at_floor" else f"none with {claim.test}"
+            raise UserError(f"{path}: {name}.control = {render(claim.control)}: allowed is {allowed}")
         claims[name] = claim
     return claims

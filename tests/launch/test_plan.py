@@ -291,6 +291,7 @@ claim:
   test: at_floor
   arms: [{m: 0}]
   floors: [random init]
+  control: {m: 0.5}
 """
 
 
@@ -304,6 +305,7 @@ claim:
         ("[{m: 0}]", "[{m: {default: 0, large: 0.9}}]", "claim.arms: m = 0.9: allowed is 0, 0.5"),
         ("[{m: 0}]", "[{optimiser.batch: 64}]", ""),
         ("[{m: 0}]", "[{mm: 0}]", "claim.arms: mm = 0: no axis; allowed is floor, m, or a key of the config"),
+        ("{m: 0.5}", "{m: 0.6}", "claim.arms: m = 0.6: allowed is 0, 0.5"),
         ("random init", "random", 'claim.arms: floor = "random": allowed is "random init"'),
         ("sweep: small", "sweep: other", "claim.sweep = other: allowed is small"),
     ],

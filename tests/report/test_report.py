@@ -51,7 +51,7 @@ def runs_of(folder: Path) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("name", ["tables/momentum.csv", "tables/momentum.md", "tables/momentum.tex", "claims.json"])
 def test_the_golden_report_is_made_from_the_stored_runs(made: Path, name: str) -> None:
-    """To accept a change on purpose: `python tests/test_report.py` writes tests/report/golden again."""
+    """To accept a change on purpose: `python tests/report/test_report.py` writes tests/report/golden again."""
     assert (made / name).read_text() == (STORED / "golden" / Path(name).name).read_text()
 
 
@@ -314,7 +314,10 @@ def test_the_page_says_what_was_known_and_what_its_columns_mean(made: Path) -> N
         assert column in legend
     assert "by themselves say nothing about features" in text
     assert "Measured cost of the finished runs: 0.18 core-hours." in text
-    assert "so do m = 0.9, m = 0.99: at this scale" in text and "so do m = 0.9" in (made / "report.html").read_text()
+    html = (made / "report.html").read_text()
+    assert "also at this floor: m = 0.9 |" in text and "also at this floor: m = 0.9<" in html
+    assert "| **holds** | holds, p = 0.0028 | m = 0 fails. |" in text and "<td>holds, p = 0.0028</td>" in html
+    assert "| **holds** | – | m = 0.9 does worse than m = 0.99. |" in text
 
 
 OWN_CLAIM = """mine:
@@ -339,14 +342,18 @@ def test_a_page_of_a_users_own_sweep_says_nothing_of_the_paper_and_of_other_clai
     text = text[: text.index("## Deviations")]
     assert "paper" not in text and "rises first" not in text and "before the runs" not in text
     assert ("has no claim on these sweeps" in text) == (not claimed)
-    assert ("| verdict | claim | source | because |" in text) == ("| Warm wins. | me |" in text) == bool(claimed)
+    assert (
+        ("| verdict | after Holm | claim | source | because |" in text)
+        == ("| Warm wins. | me |" in text)
+        == bool(claimed)
+    )
     assert ("\n\nOn Monday.\n\n" in text) == ("Monday" in claimed)
 
 
 def test_registrations_that_differ_name_their_claims() -> None:
     claimed = claims.read(SMALL / "claims.yaml")
     claimed["slow-wins"] = claimed["slow-wins"].model_copy(update={"registered": ""})
-    verdicts = judge.judge_all(claimed, one(STORED / "runs"))
+    (verdicts,) = judge.judge_scale(claimed, [one(STORED / "runs")])
     texts = [block.text for block in page._verdicts(verdicts) if isinstance(block, document.Text)]
     assert texts[1:] == ["zero-fails: Registered before the runs (commit 0123456). Known then was a pilot."]
 
