@@ -302,6 +302,8 @@ def _arms(runs: Sequence[Run], planned: Mapping[tuple[Any, ...], int], axes: tup
     arms = []
     for key in sorted(members, key=place):
         rows = sorted(members[key], key=lambda row: (runs[row].seed, runs[row].signature))
+        if rows and all(runs[row].constant and runs[row].final == runs[rows[0]].final for row in rows):
+            rows = rows[:1]  # one number, however many seeds it was run with
         mine = tuple(runs[row] for row in rows)
         labels = {axis: dict(key[1:]).get(axis) for axis in axes} if key[0] is None else {}
         arms.append(

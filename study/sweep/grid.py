@@ -167,10 +167,13 @@ def load(path: Path, scale: str, overrides: Mapping[str, Any] | None = None) -> 
     shared = merge(merge(overlay, file.base), file.scales.get(scale, {}))
     points: dict[str, Point] = {}
     arms = list(_arms(file, path, scale, choices, merge(shared, overrides)))
-    for seed in _seeds(file, scale, overrides):
+    seeds = _seeds(file, scale, overrides)
+    for seed in seeds:
         for labels, floor, tree in arms:
             name = _name(file, labels, floor, seed)
             config = _resolve({**tree, "seed": seed}, path, name, overrides)
+            if seed != seeds[0] and _constant(config):
+                continue
             for point in _with_pretraining(file, config, labels, floor, name, about_probe):
                 twin = points.setdefault(point.signature, point)
                 if twin is not point and (point.config.probe is not None or config.probe is None):
@@ -240,6 +243,11 @@ def _with_pretraining(
     before = Point(bare.signature, bare, arm, config.seed, floor, _name(file, arm, floor, config.seed), None)
     yield before
     yield Point(signature, config, labels, config.seed, floor, f"{name} probe", before.signature)
+
+
+def _constant(config: Config) -> bool:
+    """Every seed gives the same numbers: raw pixels have no weights, unless a probe is trained on them."""
+    return config.encoder.arch == "pixels" and config.probe is None
 
 
 def _choices(file: SweepFile) -> Choices:

@@ -67,6 +67,26 @@ def test_two_of_three_seeds_are_counted_and_named(made: Path) -> None:
     assert "m = 0.9: n = 2 of 3 (1 not run)" in (made / "REPORT.md").read_text()
 
 
+def test_a_floor_that_no_seed_changes_is_one_number(made: Path, tmp_path: Path) -> None:
+    """Three stored runs of raw pixels that are equal count as one; if ever they differ, they are what was measured."""
+    stored = [run for run in runs_of(STORED / "runs") if run["floor"] == "raw pixels"]
+    assert len(stored) == 3 and len({str(run["final"]) for run in stored}) == 1
+    assert "| raw pixels | – | 1 | 74.2 | " in (made / "tables/momentum.md").read_text()
+    assert "| random init | – | 3 | 66.1 ± 0.0 | " in (made / "tables/momentum.md").read_text()
+
+    def change(point: Point, final: dict[str, float]) -> dict[str, float]:
+        return {**final, "knn": final["knn"] + 0.01 * point.seed}
+
+    sweep = grid.load(SMALL / "momentum.yaml", "quick")
+    other = [
+        dataclasses.replace(point, config=point.config.model_copy(update={"seed": 1}), seed=1, signature="beef")
+        for point in sweep.points
+        if point.floor == "raw pixels"
+    ]
+    write(tmp_path, dataclasses.replace(sweep, points=(*sweep.points, *other)), steps=8, every=4, change=change)
+    assert rows(tables.to_csv(tables.build(one(tmp_path))))["raw pixels"]["n"] == "2"
+
+
 def test_a_run_that_diverged_is_no_number(made: Path, tmp_path: Path) -> None:
     assert "m = 0.999: n = 2 of 3 (1 diverged)" in (made / "REPORT.md").read_text()
     sweep = grid.load(SMALL / "momentum.yaml", "quick")
@@ -162,7 +182,7 @@ def test_scales_never_share_a_cell(tmp_path: Path) -> None:
     found = load.load(tmp_path / "runs", sweeps)
     assert [sweep.scale for sweep in found] == ["cpu", "quick"]
     for sweep in found:
-        assert {row.n for row in tables.build(sweep).rows} == {3}
+        assert {row.n for row in tables.build(sweep).rows if row.arm.floor != "raw pixels"} == {3}
     trained = [{run.signature for arm in sweep.measured for run in arm.runs} for sweep in found]
     assert len(trained[0]) == len(trained[1]) == 12 and not trained[0] & trained[1]
 

@@ -50,6 +50,16 @@ def test_floors_have_no_labels_and_keep_their_epochs_whatever_the_command_line_s
     assert floors["raw pixels"].name == "raw pixels seed=0"
 
 
+def test_a_floor_that_no_seed_changes_is_one_point(tmp_path: Path) -> None:
+    floors = "floors: {random init: {optimiser.epochs: 0}, raw pixels: {optimiser.epochs: 0, encoder.arch: pixels}}\n"
+    text = M + "seeds: [3, 1, 2]\n" + floors
+    names = [point.name for point in sweep(tmp_path, text).points if point.floor]
+    assert names == ["random init seed=3", "raw pixels seed=3", "random init seed=1", "random init seed=2"]
+    probed = sweep(tmp_path, text + "base: {probe: {epochs: 2}}\n").points
+    names = [point.name for point in probed if point.floor == "raw pixels" and point.after]
+    assert names == [f"raw pixels seed={seed} probe" for seed in (3, 1, 2)], "a probe is trained, seed by seed"
+
+
 def test_a_name_shows_only_what_differs(tmp_path: Path) -> None:
     found = sweep(tmp_path, "axes: {m: [0.99], K: [64, 128]}\n")
     assert [point.name for point in found.points] == ["K=64 seed=0", "K=128 seed=0"]
