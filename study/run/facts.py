@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 from study.config.reading import flatten, read_yaml
 from study.errors import UserError
-from study.run import provenance, status
+from study.run import journal, provenance, status
 from study.run.journal import Reading
 
 LONE = "train"
 """Where a run stands that no sweep asked for."""
 LONGEST_PARAM = 500
+DIVERGED = "diverged"
+"""The tag of a run that diverged; its value is the step."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,11 @@ class Entry:
 
 
 class Point(NamedTuple):
-    """One value of one metric as a store keeps it."""
+    """One finite value of one metric as a store keeps it.
+
+    What is not finite is told by the tag ``diverged``: MLflow shows no curve of a metric whose newest value is NaN, and
+    keeps ±inf as a number.
+    """
 
     name: str
     step: int
@@ -61,9 +67,8 @@ class Point(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int, str, int]:
-        """Comparable where values are not: NaN equals NaN, and a store keeps ±inf as the largest double."""
-        value = math.copysign(1.7976931348623157e308, self.value) if math.isinf(self.value) else self.value
-        return self.name, self.step, repr(float(value)), self.time_ms
+        """Comparable where values are not: a store may hold NaN from elsewhere."""
+        return self.name, self.step, repr(float(self.value)), self.time_ms
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,7 @@ def read(folder: Path, params: Mapping[str, Any], now: float | None = None) -> F
         "study.cores": None if origin.get("cores") is None else str(origin["cores"]),
         "study.gpus": ", ".join(origin.get("gpus") or []),
         "study.images": origin.get("images"),
-        "diverged": "true" if any(not math.isfinite(value) for value in final.values()) else None,
+        DIVERGED: _diverged(folder, final, known.step),
         **{f"study.version.{name}": version for name, version in sorted(versions.items())},
     }
     private = {
@@ -205,6 +210,17 @@ def read(folder: Path, params: Mapping[str, Any], now: float | None = None) -> F
     )
 
 
+def _diverged(folder: Path, final: Mapping[str, float], step: int) -> str | None:
+    """The first step whose reading was no number, of a run that ended without one; else None.
+
+    A probe of a pre-training that diverged has no readings: it diverged at the ``step`` where it stands.
+    """
+    if all(map(math.isfinite, final.values())):
+        return None
+    readings = journal.read(folder / "metrics.jsonl")
+    return str(min((reading.step for reading in readings if not math.isfinite(reading.value)), default=step))
+
+
 def _each(values: Iterable[Any]) -> list[str]:
     """Each value once, in order of its first coming, without the empty ones."""
     return list(dict.fromkeys(str(value) for value in values if value))
@@ -215,14 +231,14 @@ def final_points(known: Facts, last: Mapping[str, float]) -> list[Point]:
 
     Args:
         known: the run.
-        last: the newest value of each metric in its history.
+        last: the newest finite value of each metric in its history.
     """
     if known.state != "finished" or known.ended_ms is None:
         return []
     return [
         Point(name, known.steps, value, known.ended_ms)
         for name, value in sorted(known.final.items())
-        if name not in last or repr(last[name]) != repr(value)
+        if math.isfinite(value) and (name not in last or repr(last[name]) != repr(value))
     ]
 
 
@@ -233,9 +249,17 @@ def points(known: Facts, readings: Iterable[Reading]) -> list[Point]:
         known: the run.
         readings: its journal, one value for each (step, name).
     """
-    history = [Point(reading.name, reading.step, reading.value, reading.time_ms) for reading in readings]
-    history.sort(key=lambda point: (point.step, point.name))
+    history = sorted(history_points(readings), key=lambda point: (point.step, point.name))
     return history + final_points(known, {point.name: point.value for point in history})
+
+
+def history_points(readings: Iterable[Reading]) -> list[Point]:
+    """What a store should hold of some readings, in their order: those that are finite."""
+    return [
+        Point(reading.name, reading.step, reading.value, reading.time_ms)
+        for reading in readings
+        if math.isfinite(reading.value)
+    ]
 
 
 def param(value: Any) -> str:

@@ -192,7 +192,7 @@ def _summary(entry: Entry, known: Facts, source: str) -> dict[str, Any]:
         "steps": known.steps,
         "metric": metric,
         "result": known.final.get(metric),
-        "diverged": "diverged" in known.tags,
+        "diverged": facts.DIVERGED in known.tags,
         "final": dict(known.final),
         "train_seconds": known.train_seconds,
         "threads": known.threads,

@@ -167,9 +167,9 @@ class Push:
         progress = self.progress
         readings, offset = journal.tail(self.journal, progress.offset)
         if not compare and _tail(self.journal, progress.offset) == progress.tail and self._continues(readings):
-            fresh = [Point(reading.name, reading.step, reading.value, reading.time_ms) for reading in readings]
+            fresh = facts.history_points(readings)
             last = {name: float(value) for name, (_, value) in progress.last.items()}
-            last |= {reading.name: reading.value for reading in readings}
+            last |= {point.name: point.value for point in fresh}
             fresh += facts.final_points(self.known, last)
         else:
             fresh = self._missing(facts.points(self.known, journal.read(self.journal)))
@@ -308,13 +308,22 @@ def tags(known: Facts, entry: Entry) -> dict[str, str]:
         "study.removed": "true" if entry.removed else None,
         "study.train_seconds": f"{known.train_seconds:.1f}",
         "study.threads": None if known.threads is None else str(known.threads),
-        "mlflow.note.content": f"{place.title}: {entry.floor or shown}, seed {entry.seed}.",
+        "mlflow.note.content": f"{place.title}: {entry.floor or shown}, seed {entry.seed}.{_end(known)}",
         "mlflow.source.name": "study train",
         "mlflow.source.type": "PROJECT" if place.scale else "LOCAL",
         "mlflow.source.git.commit": known.tags.get("study.commit"),
         "mlflow.source.git.branch": known.tags.get("study.branch"),
     }
     return labels | dict(known.tags) | {name: value for name, value in found.items() if value}
+
+
+def _end(known: Facts) -> str:
+    """What the state of a run does not say: MLflow knows no end but finished, failed and killed."""
+    if facts.DIVERGED not in known.tags:
+        return ""
+    return (
+        f" **Diverged at step {known.tags[facts.DIVERGED]}**: there the loss was no longer a number, and the run ended."
+    )
 
 
 def _read_notes(folder: Path) -> dict[str, Any]:

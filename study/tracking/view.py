@@ -10,9 +10,10 @@ import json
 import zlib
 from typing import Any
 
-from study.run.facts import Place
+from study.run.facts import DIVERGED, Place
 
 KEY = "study"
+DIVERGED_KEY = "study-diverged"
 RESULTS = ("knn", "linear", "probe/top1")
 CURVES = {
     "Results": ("knn",),
@@ -29,10 +30,21 @@ RUNS_SHOWN = 20
 
 
 def tags(place: Place) -> dict[str, str]:
-    """Experiment tags that keep the prepared view of a place."""
-    packed = base64.b64encode(zlib.compress(json.dumps(_state(place)).encode(), 9)).decode()
-    kept = {"name": "Arms and curves", "createdAt": 0, "updatedAt": 0, "state": f"deflate;{packed}"}
-    return {f"mlflow.sharedViewState.{KEY}": json.dumps(kept)}
+    """Experiment tags that keep the prepared views of a place.
+
+    In the one that its links open the best come first and what diverged, which has no result, last. The other, in the
+    UI's list of views, has what diverged first: its menu of sorts knows no tags.
+    """
+    state = _state(place)
+    return _kept(KEY, "Arms and curves", state) | _kept(
+        DIVERGED_KEY, "Diverged first", {**state, "orderByKey": f"tags.`{DIVERGED}`", "orderByAsc": True}
+    )
+
+
+def _kept(key: str, name: str, state: dict[str, Any]) -> dict[str, str]:
+    packed = base64.b64encode(zlib.compress(json.dumps(state).encode(), 9)).decode()
+    kept = {"name": name, "createdAt": 0, "updatedAt": 0, "state": f"deflate;{packed}"}
+    return {f"mlflow.sharedViewState.{key}": json.dumps(kept)}
 
 
 def link(address: str, experiment_id: str, *, curves: bool) -> str:
@@ -45,7 +57,7 @@ def link(address: str, experiment_id: str, *, curves: bool) -> str:
 def _state(place: Place) -> dict[str, Any]:
     results = [place.metric, *(name for name in RESULTS if name != place.metric)]
     columns = [f"tags.`arm.{axis}`" for axis in place.axes]
-    columns += [f"tags.`{name}`" for name in ("study.seed", "study.floor", "diverged")]
+    columns += [f"tags.`{name}`" for name in ("study.seed", "study.floor", DIVERGED)]
     columns += [f"metrics.`{name}`" for name in results]
     sections, charts = [], []
     for section, names in CURVES.items():

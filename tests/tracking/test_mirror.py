@@ -298,17 +298,32 @@ def test_a_point_that_left_its_sweep_no_longer_waits_but_keeps_its_run(runs: Pat
     assert found["momentum-smoke", folders[1].name]["tags"]["study.removed"] == "true"
 
 
-def test_a_diverged_run_says_so(runs: Path) -> None:
-    folder = make(runs, steps=1, final={"knn": float("nan")})
+def test_a_diverged_run_shows_its_curves_up_to_the_step_where_it_says_that_it_did(runs: Path) -> None:
+    folder = make(runs, steps=1, state="running")
+    mirror = Mirror(runs)
+    mirror.sync()
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "time_ms": 5, "metrics": {"train/loss": Infinity, "train/lr": NaN}}\n')
+        file.write(line(2, {"train/loss": 3.0}))
+        file.write('{"step": 3, "time_ms": 5, "metrics": {"train/loss": Infinity, "train/lr": NaN}}\n')
+        file.write('{"step": 4, "time_ms": 5, "metrics": {"train/loss": NaN}}\n')
+    set_status(folder, state="finished", final={"knn": float("nan"), "train/loss": float("nan")})
+    assert mirror.sync().complete
+    ((_, run),) = held(uri(runs)).items()
+    assert run["tags"]["diverged"] == "3" and "Diverged at step 3" in run["tags"]["mlflow.note.content"]
+    assert {point[:2] for point in run["points"]} == {("train/loss", 1), ("train/loss", 2), ("train/lr", 1)}
+    for name in ("train/loss", "knn"):  # as they were sent before, and as another program may
+        MlflowClient(uri(runs), uri(runs)).log_metric(run["id"], name, float("nan"), 5, 4)
+    report = reconcile(Mirror(runs))
+    assert report.complete and report.removed == 1
+    assert same({0: run}, {0: next(iter(held(uri(runs)).values()))})
+    report = Mirror(runs).sync(deep=True)
+    assert (report.points, report.removed) == (0, 0)
+
+
+def test_a_probe_of_a_diverged_pretraining_has_diverged_where_it_stands(runs: Path) -> None:
+    make(runs, steps=0, final={"probe/top1": float("nan")}, step=0)
     ((_, run),) = synced(runs).items()
-    assert run["tags"]["diverged"] == "true"
-    values = {(name, step): value for name, step, value, _ in run["points"]}
-    assert (values["train/loss", 2], values["train/lr", 2]) == ("1.7976931348623157e+308", "nan")
-    (folder / "mirror.json").unlink()
-    report = Mirror(runs).sync()
-    assert (report.points, report.removed) == (0, 0)  # NaN equals NaN, and inf what the store makes of it
+    assert run["tags"]["diverged"] == "0" and run["points"] == []
 
 
 def test_a_run_of_two_sweeps_stands_in_both_and_a_lone_one_in_neither(runs: Path) -> None:
@@ -485,6 +500,7 @@ def test_values_survive_the_network(runs: Path, proxy: Proxy) -> None:
     shutil.copytree(runs, runs.parent / "other")
     assert Mirror(runs).sync().complete
     key = "train", folder.name
+    assert [point[:3] for point in held(uri(runs))[key]["points"] if point[0] == "x"] == [("x", 2, "1e-310")]
     over_network, direct = held(proxy.uri)[key], held(uri(runs))[key]
     assert {**over_network, "id": 0} == {**direct, "id": 0}
 

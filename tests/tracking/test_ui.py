@@ -1,6 +1,7 @@
 """MLflow's UI as a reader meets it: exported and local runs, links that open on arms, columns and curves."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tracking_fixture import fresh_store, held, make, sweep
+from tracking_fixture import fresh_store, held, line, make, sweep
 
 from study.errors import UserError
 from study.run import export
@@ -35,10 +36,13 @@ FLAGS = [
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two exported runs without folders here, and a local run of another sweep; moved after its first sync."""
+    """Exported runs without folders here, one of which diverged, and a local run of another sweep; moved since."""
     root = tmp_path_factory.mktemp("project")
     away, here = root / "away", root / "before" / "runs"
-    sweep(away, [make(away, seed, steps=60) for seed in range(2)])
+    diverged = make(away, 2, steps=7, final={"knn": math.nan, "train/loss": math.nan})
+    with (diverged / "metrics.jsonl").open("a") as file:
+        file.write(line(8, {"train/loss": math.nan, "train/lr": 0.03}))
+    sweep(away, [*(make(away, seed, steps=60) for seed in range(2)), diverged])
     export.export(away, root / "before" / "results")
     shutil.rmtree(away)
     fresh_store(here)
@@ -83,7 +87,7 @@ def test_all_runs_are_served_and_artifacts_survive_a_move(served: tuple[str, dic
         "momentum-smoke curves",
     ]
     found = held(address)
-    assert sorted(experiment for experiment, _ in found) == ["mechanisms-smoke", "momentum-smoke", "momentum-smoke"]
+    assert sorted(experiment for experiment, _ in found) == ["mechanisms-smoke", *["momentum-smoke"] * 3]
     local = next(run for (experiment, _), run in found.items() if experiment == "mechanisms-smoke")
     client = MlflowClient(address, address)
     assert "seed: 5" in Path(client.download_artifacts(local["id"], "config.yaml")).read_text()
@@ -111,12 +115,40 @@ def test_the_links_open_arms_columns_and_curves(served: tuple[str, dict[str, str
         browser.close()
 
 
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+def test_a_diverged_run_has_its_loss_curve_and_a_view_that_has_it_first(served: tuple[str, dict[str, str]]) -> None:
+    from playwright.sync_api import expect, sync_playwright
+
+    address, links = served
+    run = next(run for run in held(address).values() if "diverged" in run["tags"])
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1900, "height": 1400})
+        first, last = (page.locator(f'[row-index="{row}"] a', has_text="m=0.99 seed=") for row in (0, 2))
+        page.goto(links["momentum-smoke arms"])
+        expect(first).to_have_text("m=0.99 seed=1", timeout=30_000)
+        expect(last).to_have_text("m=0.99 seed=2")
+        page.get_by_text("Arms and curves").click()
+        page.get_by_text("Diverged first").click()
+        expect(first).to_have_text("m=0.99 seed=2", timeout=30_000)
+        expect(page.get_by_text("8", exact=True)).to_be_visible()  # the step
+        experiment = links["momentum-smoke arms"].split("/experiments/")[1].partition("/")[0]
+        page.goto("about:blank")
+        page.goto(f"{address}/#/experiments/{experiment}/runs/{run['id']}")
+        expect(page.get_by_text("Diverged at step 8").first).to_be_visible(timeout=30_000)
+        page.get_by_role("tab", name="Model metrics").click()
+        expect(page.get_by_role("heading", name="loss", exact=True)).to_be_visible(timeout=30_000)
+        browser.close()
+
+
 def test_the_view_is_small_enough_for_a_tag_and_the_same_each_time() -> None:
     place = Place("mechanisms", "imagenet", "t", "d", tuple(f"a.long.axis.name.{i}" for i in range(12)), "probe/top1")
-    ((name, value),) = view.tags(place).items()
-    assert name == "mlflow.sharedViewState.study" and len(value) < 5000
-    assert view.tags(place) == {name: value}
-    assert json.loads(value)["state"].startswith("deflate;")
+    kept = view.tags(place)
+    assert list(kept) == ["mlflow.sharedViewState.study", "mlflow.sharedViewState.study-diverged"]
+    assert view.tags(place) == kept
+    for value in kept.values():
+        assert len(value) < 5000 and json.loads(value)["state"].startswith("deflate;")
 
 
 def test_nothing_to_show_is_one_line(tmp_path: Path) -> None:
