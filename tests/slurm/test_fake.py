@@ -130,6 +130,28 @@ def test_every_state_that_is_over_leads_to_another_try(fake: Fake, tmp_path: Pat
     assert fake.sizes() == [len(OVER)] * 2
 
 
+@pytest.mark.parametrize("forgotten", [[], OVER], ids=["in the queue", "in the accounting"])
+def test_only_a_point_that_is_over_by_itself_has_failed(fake: Fake, tmp_path: Path, forgotten: list[str]) -> None:
+    """What was ended from outside, before the trainer began, did nothing wrong: it is missing, as if never sent."""
+    sweep, runs = slurm_points.sweep(tmp_path, len(OVER)), tmp_path / "runs"
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    fake.set(jobs=[job | {"tasks": dict(zip(job["tasks"], OVER, strict=True))} for job in fake.memory()["jobs"]])
+    fake.set(forgotten=forgotten)
+    found = dict(zip(OVER, states(runs, sweep), strict=True))
+    from_outside = {"CANCELLED", "NODE_FAIL", "PREEMPTED", "REVOKED"}
+    assert found == {word: "missing" if word in from_outside else "failed" for word in OVER}
+
+
+def test_a_point_runs_as_long_as_its_job_has_its_nodes(fake: Fake, tmp_path: Path) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, len(LIVE)), tmp_path / "runs"
+    slurm.submit(sweep, sweep.points, runs_dir=runs)
+    fake.set(jobs=[job | {"tasks": dict(zip(job["tasks"], LIVE, strict=True))} for job in fake.memory()["jobs"]])
+    waits = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+    assert dict(zip(LIVE, states(runs, sweep), strict=True)) == {
+        word: "pending" if word in waits else "running" for word in LIVE
+    }
+
+
 def test_a_state_that_nobody_knows_is_unknown(fake: Fake, tmp_path: Path) -> None:
     sweep, runs = slurm_points.sweep(tmp_path, 1), tmp_path / "runs"
     slurm.submit(sweep, sweep.points, runs_dir=runs)

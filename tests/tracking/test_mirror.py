@@ -134,16 +134,39 @@ def test_a_growing_journal_is_sent_once_and_a_torn_line_when_it_is_whole(runs: P
     assert run["status"] == "RUNNING" and len(run["points"]) == 7
 
 
-def test_a_superseded_value_is_replaced_by_the_newest(runs: Path) -> None:
+@pytest.mark.parametrize("step", [4, 5], ids=["an earlier step", "the step last sent"])
+def test_a_superseded_value_is_replaced_by_the_newest(runs: Path, step: int) -> None:
     folder = make(runs, steps=5, state="running")
     mirror = Mirror(runs)
     mirror.sync()
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write(line(4, {"train/loss": -4.0}, 1_790_000_100_000) + line(6, {"train/loss": 6.0}))
+        file.write(line(step, {"train/loss": -4.0}, 1_790_000_100_000) + line(6, {"train/loss": 6.0}))
     assert mirror.sync().complete
     ((_, run),) = held(uri(runs)).items()  # which fails on two values of a step
-    assert ("train/loss", 4, "-4.0", 1_790_000_100_000) in run["points"]
+    assert ("train/loss", step, "-4.0", 1_790_000_100_000) in run["points"]
     assert len(run["points"]) == 11
+
+
+def test_a_step_that_comes_twice_in_what_is_new_is_sent_once(runs: Path) -> None:
+    folder = make(runs, steps=5, state="running")
+    mirror = Mirror(runs)
+    mirror.sync()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line(6, {"train/loss": 1.0}) + line(6, {"train/loss": 2.0}, 1_790_000_100_000))
+    assert mirror.sync().complete
+    ((_, run),) = held(uri(runs)).items()
+    assert ("train/loss", 6, "2.0", 1_790_000_100_000) in run["points"] and len(run["points"]) == 11
+
+
+def test_a_value_that_a_second_attempt_lost_is_taken_back(runs: Path) -> None:
+    folder = make(runs, steps=5, state="running")
+    mirror = Mirror(runs)
+    mirror.sync()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line(5, {"train/loss": float("nan")}, 1_790_000_100_000))
+    assert mirror.sync().complete
+    ((_, run),) = held(uri(runs)).items()
+    assert [point[:2] for point in run["points"] if point[1] == 5] == [("train/lr", 5)]
 
 
 def test_a_journal_that_lost_lines_in_a_power_cut_is_followed(runs: Path) -> None:
@@ -422,6 +445,32 @@ def test_doubles_are_merged_and_imported_runs_give_way_to_the_folder(runs: Path)
             tracked_runs.experiment(lone(other.name, {}).place), other.name, "x", round(START_S * 1000), "import", "me"
         )
     assert synced(runs)["train", other.name]["id"] != known
+
+
+def test_of_doubles_the_most_complete_stays_where_no_note_says_which_is_ours(runs: Path) -> None:
+    folder = make(runs)
+    ((_, first),) = synced(runs).items()
+    client = MlflowClient(uri(runs), uri(runs))
+    tags = {"study.signature": folder.name, "study.origin": "mirror", "study.started_ms": str(round(START_S * 1000))}
+    for start in (-1000, 1000):  # one is older, one is newer
+        client.create_run(
+            client.get_experiment_by_name("train").experiment_id, round(START_S * 1000) + start, tags, "double"
+        )
+    (folder / "mirror.json").unlink()
+    report = Mirror(runs).sync()
+    assert (report.removed, report.points) == (2, 0)
+    ((_, kept),) = held(uri(runs)).items()
+    assert kept["id"] == first["id"]
+
+
+def test_the_log_of_a_run_is_sent_when_it_has_ended(runs: Path) -> None:
+    folder = make(runs, steps=2, state="running")
+    (folder / "log.txt").write_text("begun\n")
+    ((_, run),) = synced(runs).items()
+    assert "log.txt" not in artifacts(runs, run["id"])  # it grows with every look
+    set_status(folder, state="killed")
+    synced(runs)
+    assert "log.txt" in artifacts(runs, run["id"])
 
 
 def test_reconcile_mends_a_store_after_accidents(runs: Path) -> None:
