@@ -13,6 +13,7 @@ A run's folder is the truth; MLflow shows it, and can be rebuilt from it at any 
 
   study runs list                          what there is
   study runs show 3f2a                     one run, by the beginning of its signature
+  study runs diff 3f2a 91c0                in what two runs differ
   study runs sync                          bring MLflow up to date (`--watch`: and keep it so)
   study runs export                        write results/runs/*.parquet
   study runs ui                            browse in MLflow on this machine
@@ -27,6 +28,9 @@ Idempotent: sync as often as you like. What a kill or a dead server interrupted 
   study runs sync --uri http://host:5000   into another store
 
 Exit code 1 if the store could not be served or a run could not be read."""
+
+DIFF = """\
+The keys of their configs that differ, the commits and versions that made them, and their final numbers."""
 
 EXPORT = """\
 Write runs as files to commit. A file keeps the runs that have no finished one here, so that exporting a part of a
@@ -57,6 +61,12 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     verb.add_argument("run", metavar="RUN", help="its signature, the beginning of it, or its folder")
     _source(verb)
     verb.set_defaults(func=show_command)
+
+    verb = _add(verbs, "diff", "in what two runs differ", DIFF, EPILOG)
+    verb.add_argument("run", metavar="A", help="its signature, the beginning of it, or its folder")
+    verb.add_argument("other", metavar="B", help="the other run")
+    _source(verb)
+    verb.set_defaults(func=diff_command)
 
     verb = _add(verbs, "export", "runs as canonical parquet files", EXPORT, EPILOG)
     _runs_dir(verb)
@@ -119,6 +129,15 @@ def show_command(arguments: argparse.Namespace) -> int:
     from study.run import listing
 
     _print(arguments.json, listing.one(arguments.run, arguments.runs_dir, arguments.files), listing.page)
+    return 0
+
+
+def diff_command(arguments: argparse.Namespace) -> int:
+    """Print two runs side by side."""
+    from study.run import compare
+
+    found = compare.compare(arguments.run, arguments.other, arguments.runs_dir, arguments.files)
+    _print(arguments.json, found, lambda content, _: compare.page(content))
     return 0
 
 

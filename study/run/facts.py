@@ -15,6 +15,7 @@ from study.config.reading import flatten, read_yaml
 from study.errors import UserError
 from study.run import journal, provenance, status
 from study.run.journal import Reading
+from study.sweep.nearest import difference
 
 LONE = "train"
 """Where a run stands that no sweep asked for."""
@@ -135,18 +136,10 @@ def folders(runs_dir: Path) -> list[Path]:
 
 
 def lone(signature: str, params: Mapping[str, Any]) -> Entry:
-    """Where a run stands that no sweep asked for; named by what distinguishes most runs."""
+    """Where a run stands that no sweep asked for; named, as an arm is, by what differs from its scale."""
     place = Place(LONE, "", "Single runs", "Runs of `study train` that belong to no sweep.")
-    parts = {"K": params.get("dictionary.K"), "m": params.get("m"), "seed": params.get("seed", 0)}
-    shown = " ".join(f"{key}={value}" for key, value in parts.items() if value is not None)
-    name = f"{params.get('data.name', '')} {params.get('dictionary.kind', '')} {shown}".strip()
-    if params.get("encoder.arch") == "pixels":
-        name += " raw pixels"
-    elif params.get("optimiser.epochs") == 0:
-        name += " untrained"
-    if "probe.lr" in params:
-        name += f" probe lr={param(params['probe.lr'])}"
-    return Entry(place, signature, name, {}, int(params.get("seed", 0)))
+    seed = int(params.get("seed", 0))
+    return Entry(place, signature, f"{difference(params).name} seed={seed}".strip(), {}, seed)
 
 
 def params(folder: Path) -> dict[str, Any]:

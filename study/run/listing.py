@@ -9,13 +9,14 @@ from study.console import UNBOUNDED
 from study.errors import UserError
 from study.run import facts, journal, provenance, status
 from study.run.facts import Entry, Facts
+from study.sweep.nearest import difference
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-WIDE = 110
-"""Columns from which on the table has more of them."""
+WIDE, WIDEST = 110, 150
+"""Columns from which on the table has more of them, and all."""
 STYLES = {"finished": "green", "running": "cyan", "failed": "red", "killed": "yellow", "scheduled": "blue"}
 
 
@@ -42,22 +43,19 @@ def one(run: str, runs_dir: Path, files: Path) -> dict[str, Any]:
     start = Path(run).name
     if not start:
         raise UserError(f"command line: RUN = {run}: allowed is a signature or the beginning of one")
-    here = [(folder, entry, known) for folder, entry, known in _here(runs_dir) if folder.name.startswith(start)]
-    if here:
-        folder, _, known = here[0]
-        readings = journal.read(folder / "metrics.jsonl")
-        extra = _detail(folder)
-        signatures, entries = {found[0].name for found in here}, [entry for _, entry, _ in here]
-    else:
-        rows = [row for row in _exported(runs_dir, files) if row[1].signature.startswith(start)]
-        if not rows:
-            raise UserError(f"command line: RUN = {start}: no such run; `study runs list` shows what there is")
-        path, _, known = rows[0]
-        readings = export.histories(path).get(known.signature, [])
-        extra = {"exported": str(path)}
-        signatures, entries = {row[1].signature for row in rows}, [row[1] for row in rows]
+    found = [row for row in _here(runs_dir) if row[0].name.startswith(start)]
+    found = found or [row for row in _exported(runs_dir, files) if row[1].signature.startswith(start)]
+    if not found:
+        raise UserError(f"command line: RUN = {start}: no such run; `study runs list` shows what there is")
+    signatures = {entry.signature for _, entry, _ in found}
     if len(signatures) > 1:
         raise UserError(f"command line: RUN = {start}: allowed is one of {', '.join(sorted(signatures))}")
+    path, known = found[0][0], found[0][2]
+    if path.is_dir():
+        readings, extra = journal.read(path / "metrics.jsonl"), _detail(path)
+    else:
+        readings, extra = export.histories(path).get(known.signature, []), {"exported": str(path)}
+    entries = [entry for _, entry, _ in found]
     history: dict[str, dict[str, Any]] = {}
     for reading in sorted(readings, key=lambda reading: reading.step):
         row = history.setdefault(reading.name, {"points": 0, "first": reading.value})
@@ -82,7 +80,7 @@ def table(found: list[dict[str, Any]], width: int) -> "RenderableType":
     for run in found:
         place = f"{run['sweep']}-{run['scale']}".rstrip("-")
         if place not in tables:
-            tables[place] = _empty(place, width >= WIDE, piped)
+            tables[place] = _empty(place, width, piped)
         result = f"{run['metric']} {run['result']:.4g}" if run["result"] is not None else ""
         cells: list[Text | str] = [
             run["signature"] if piped else run["signature"][:8],
@@ -91,6 +89,8 @@ def table(found: list[dict[str, Any]], width: int) -> "RenderableType":
             f"{run['step']}/{run['steps']}" if run["step"] != run["steps"] else str(run["steps"]),
             "diverged" if run["diverged"] else result,
         ]
+        if width >= WIDEST:
+            cells.insert(2, f"{run['from_scale']}: {run['difference']}" if run["from_scale"] else "")
         if width >= WIDE:
             started = run["started_ms"]
             cells += [
@@ -102,17 +102,19 @@ def table(found: list[dict[str, Any]], width: int) -> "RenderableType":
     return Group(*tables.values())
 
 
-def _empty(place: str, wide: bool, piped: bool) -> "Table":
+def _empty(place: str, width: int, piped: bool) -> "Table":
     from rich import box
     from rich.table import Table
 
     shown = Table(title=place, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=not piped)
     shown.add_column("run", width=8, style="dim")
     shown.add_column("name", overflow="ellipsis", no_wrap=True, ratio=1)
+    if width >= WIDEST:
+        shown.add_column("differs from its scale", overflow="ellipsis", no_wrap=True, ratio=2)
     shown.add_column("state", width=9)
     shown.add_column("step", width=8, justify="right")
     shown.add_column("result", width=11)
-    if wide:
+    if width >= WIDE:
         shown.add_column("try", width=3, justify="right")
         shown.add_column("minutes", width=7, justify="right")
         shown.add_column("started", width=16)
@@ -136,6 +138,7 @@ def page(run: dict[str, Any], width: int) -> "RenderableType":
         ("run", run["signature"]),
         ("name", run["name"]),
         ("in", ", ".join(place["experiment"] for place in run["places"])),
+        ("scale", f"{run['from_scale']}, but {run['difference']}" if run["difference"] else run["from_scale"]),
         ("state", f"{run['state']}, attempt {run['attempt']}, step {run['step']} of {run['steps']}"),
         ("error", run.get("error")),
         ("results", "  ".join(f"{name} {value:.4g}" for name, value in run["final"].items())),
@@ -176,6 +179,7 @@ def _exported(runs_dir: Path, files: Path) -> list[tuple[Path, Entry, Facts]]:
 
 def _summary(entry: Entry, known: Facts, source: str) -> dict[str, Any]:
     metric = entry.place.metric if entry.place.metric in known.final else next(iter(known.final), entry.place.metric)
+    apart = difference(known.params, entry.place.scale)
     folder = Path(source)
     live = status.read(folder) if folder.is_dir() else None
     return {
@@ -186,6 +190,8 @@ def _summary(entry: Entry, known: Facts, source: str) -> dict[str, Any]:
         "labels": dict(entry.labels),
         "seed": entry.seed,
         "floor": entry.floor,
+        "from_scale": apart.scale,
+        "difference": str(apart),
         "state": known.state,
         "attempt": known.attempt,
         "step": live.step if live else known.steps,

@@ -275,6 +275,12 @@ def _keys() -> dict[str, str]:
 _KEYS = _keys()
 
 
+def short_key(key: str) -> str:
+    """The shortest name of a config key that sweeps and names know: ``lr`` of ``optimiser.lr``."""
+    last = key.rpartition(".")[2]
+    return last if _KEYS.get(last) == key else key
+
+
 def _name(file: SweepFile, labels: Mapping[str, Label], floor: str | None, seed: int) -> str:
     differing = [f"{axis}={_show(label)}" for axis, label in labels.items() if len(file.axes[axis]) > 1]
     return " ".join([*([floor] if floor else differing), f"seed={seed}"])

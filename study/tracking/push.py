@@ -308,6 +308,7 @@ def tags(known: Facts, entry: Entry) -> dict[str, str]:
         "study.removed": "true" if entry.removed else None,
         "study.train_seconds": f"{known.train_seconds:.1f}",
         "study.threads": None if known.threads is None else str(known.threads),
+        "mlflow.runName": entry.name,
         "mlflow.note.content": f"{place.title}: {entry.floor or shown}, seed {entry.seed}.{_end(known)}",
         "mlflow.source.name": "study train",
         "mlflow.source.type": "PROJECT" if place.scale else "LOCAL",

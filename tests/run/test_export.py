@@ -12,7 +12,7 @@ from tracking_fixture import START_S, fresh_store, held, line, make, same, set_s
 
 from study.cli import main as cli
 from study.errors import UserError
-from study.run import export, facts, listing
+from study.run import export, listing
 from study.tracking import imports
 from study.tracking.mirror import Mirror
 from study.tracking.reconcile import reconcile
@@ -251,13 +251,6 @@ def test_lone_runs_of_the_file_stay_until_a_sweep_has_them(runs: Path, tmp_path:
     assert set(_states(tmp_path / "out")) == {lone[1].name}
 
 
-def test_names_of_single_runs_tell_floors_and_probes_from_trained_ones() -> None:
-    trained = {"data.name": "mnist", "dictionary.kind": "queue", "m": 0.99, "encoder.arch": "tiny", "seed": 1}
-    variants = [{}, {"optimiser.epochs": 0}, {"encoder.arch": "pixels", "optimiser.epochs": 0}, {"probe.lr": 30.0}]
-    names = [facts.lone("f00", trained | {"optimiser.epochs": 5} | over).name for over in variants]
-    assert names == [f"mnist queue m=0.99 seed=1{end}" for end in ("", " untrained", " raw pixels", " probe lr=30.0")]
-
-
 def test_reconcile_counts_only_what_it_changed(runs: Path) -> None:
     target = fresh_store(runs)
     assert Mirror(runs).sync().created == 3
@@ -296,7 +289,7 @@ def test_a_piped_table_is_not_cut_and_one_of_80_columns_fits(
     assert cli.main(["runs", "list", "--runs-dir", str(runs)]) == 0
     lines = capsys.readouterr().out
     assert all(folder.name in lines for folder in folders) and "a name that is long " * 8 + "seed=1" in lines
-    assert "finished" in lines and "knn 0.5" in lines and max(map(len, lines.splitlines())) < 300
+    assert "finished" in lines and "knn 0.5" in lines and max(map(len, lines.splitlines())) < 500
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.main(["runs", "list", "--runs-dir", str(runs)]) == 0
     lines = capsys.readouterr().out

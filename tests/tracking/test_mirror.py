@@ -349,6 +349,16 @@ def test_a_probe_of_a_diverged_pretraining_has_diverged_where_it_stands(runs: Pa
     assert run["tags"]["diverged"] == "0" and run["points"] == []
 
 
+def test_a_run_that_is_named_anew_keeps_its_tracked_run(runs: Path) -> None:
+    folder = make(runs)
+    sweep(runs, [folder])
+    ((_, first),) = synced(runs).items()
+    record = runs / "sweeps" / "momentum-smoke.json"
+    record.write_text(record.read_text().replace("m=0.99 seed=0", "slow seed=0"))
+    ((_, again),) = synced(runs).items()
+    assert (again["id"], again["name"]) == (first["id"], "slow seed=0")
+
+
 def test_a_run_of_two_sweeps_stands_in_both_and_a_lone_one_in_neither(runs: Path) -> None:
     shared, alone = make(runs, 0), make(runs, 1)
     sweep(runs, [shared])
