@@ -26,6 +26,7 @@ Idempotent: sync as often as you like. What a kill or a dead server interrupted 
   study runs sync --watch                  on a login node, while a cluster works; Ctrl-C ends it after a last pass
   study runs sync --from /archive/runs     the runs of another folder, into this folder's store
   study runs sync --uri http://host:5000   into another store
+  study runs sync --restore                what was deleted in MLflow, which is left alone otherwise, comes back
 
 Exit code 1 if the store could not be served or a run could not be read."""
 
@@ -85,6 +86,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     verb.add_argument(
         "files", nargs="?", type=Path, default=Path("results/runs"), metavar="DIR", help="default: results/runs"
     )
+    _restore(verb)
     _store(verb)
     verb.set_defaults(func=import_command)
 
@@ -93,6 +95,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     verb.add_argument("--from", dest="source", type=Path, metavar="DIR", help="read runs here (default: --runs-dir)")
     verb.add_argument("--watch", action="store_true", help="go on until Ctrl-C")
     verb.add_argument("--interval", type=_seconds, default=5.0, metavar="S", help="seconds between passes (default: 5)")
+    _restore(verb)
     _store(verb)
     verb.set_defaults(func=sync_command)
 
@@ -163,7 +166,8 @@ def import_command(arguments: argparse.Namespace) -> int:
     """Fill a store from exported files."""
     from study.tracking import imports, store
 
-    return _report(arguments, imports.fill(arguments.files, store.resolve(arguments.runs_dir, arguments.uri)))
+    target = store.resolve(arguments.runs_dir, arguments.uri)
+    return _report(arguments, imports.fill(arguments.files, target, restore=arguments.restore))
 
 
 def sync_command(arguments: argparse.Namespace) -> int:
@@ -177,12 +181,14 @@ def sync_command(arguments: argparse.Namespace) -> int:
     mirror = Mirror(_folder(source), arguments.uri, into=arguments.runs_dir)
     store.check(mirror.store)
     if not arguments.watch:
-        return _report(arguments, mirror.sync())
+        return _report(arguments, mirror.sync(restore=arguments.restore))
     from signal import SIGINT, SIGTERM, signal
 
     stop = threading.Event()
     for number in (SIGINT, SIGTERM):
         signal(number, lambda *_: stop.set())
+    if arguments.restore:
+        mirror.sync(restore=True)
     print(f"mirroring {source} to {mirror.store.uri}; Ctrl-C ends after a last pass", file=sys.stderr)
     return _report(arguments, mirror.watch(stop, arguments.interval))
 
@@ -210,7 +216,7 @@ def _report(arguments: argparse.Namespace, report: Any) -> int:
         print(report.json())
     else:
         print(report)
-    for problem in [*report.problems, *([report.error] if report.error else [])]:
+    for problem in [*report.notes, *report.problems, *([report.error] if report.error else [])]:
         print(f"study: {problem}", file=sys.stderr)
     return 0 if report.complete else 1
 
@@ -252,6 +258,10 @@ def _runs_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="where runs live (default: runs)"
     )
+
+
+def _restore(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--restore", action="store_true", help="bring back what was deleted in MLflow")
 
 
 def _store(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from study.run import export, facts
 from study.run.facts import Entry, Facts
 from study.run.journal import Reading
 from study.tracking import store
+from study.tracking.deleted import Deleted
 from study.tracking.push import SyncReport, tags
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 USER = "imported"
 
 
-def fill(folder: Path, target: store.Store) -> SyncReport:
+def fill(folder: Path, target: store.Store, *, restore: bool = False) -> SyncReport:
     """Put all exported runs into a store; a second time changes nothing.
 
     A run that the mirror has put there from its own folder stands: the folder is the truth.
@@ -26,6 +27,7 @@ def fill(folder: Path, target: store.Store) -> SyncReport:
     Args:
         folder: what ``study runs export`` wrote.
         target: as ``store.resolve`` gives it.
+        restore: bring back what a person deleted in MLflow, which is left alone otherwise.
 
     Raises:
         UserError: no such files, a damaged one, or a store that cannot work.
@@ -34,20 +36,24 @@ def fill(folder: Path, target: store.Store) -> SyncReport:
 
     report = SyncReport()
     files = export.exported(folder)
+    deleted = Deleted(target.runs_dir, restore=restore, command="study runs import --restore")
     try:
         with store.opened(target) as tracker:
             for file in files:
                 runs = export.read(file)
-                experiment = tracker.experiment(runs[0][0].place) if runs else None
-                if experiment is None:
+                experiment = deleted.experiment(tracker, runs[0][0].place) if runs else None
+                if experiment is None or experiment.deleted:
                     continue
                 held = tracker.runs(experiment)
                 for entry, known, readings in runs:
                     report.runs += 1
+                    if entry.signature in deleted.of(experiment):
+                        continue
                     try:
                         _fill_one(tracker, experiment, entry, known, readings, held.get(entry.signature, []), report)
                     except Refused as error:
                         report.problems.append(f"{file}: {entry.signature}: {error}")
+            report.notes += deleted.notes()
     except (Unreachable, Refused, store.Busy) as error:
         report.error = target.fault(str(error)).args[0]
     return report

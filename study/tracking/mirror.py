@@ -18,6 +18,7 @@ from study.errors import UserError
 from study.run import facts
 from study.run.facts import Entry, Place
 from study.tracking import store
+from study.tracking.deleted import Deleted
 from study.tracking.push import Push, SyncReport, plan
 
 if TYPE_CHECKING:
@@ -43,24 +44,31 @@ class Mirror:
         self._params: dict[Path, dict[str, Any]] = {}
         self._settled: dict[Path, Any] = {}  # how the folders of ended runs looked when all of them was sent
         self._planned: dict[Place, Any] = {}  # the points that have not begun, as the store shows them
+        self._deleted: Deleted | None = None  # what a person deleted, as of the last pass that trusted no note
         self._trusting = False  # notes are checked against the store at first, and after any fault
 
-    def sync(self, *, deep: bool = False) -> SyncReport:
+    def sync(self, *, deep: bool = False, restore: bool = False) -> SyncReport:
         """One pass over all runs. Never raises what a store, a network or a damaged folder can cause.
+
+        What a person deleted in MLflow is left alone.
 
         Args:
             deep: trust no note: compare every point of every run with the store.
+            restore: bring back what a person deleted.
         """
         from study.tracking.tracker import Refused, Unreachable
 
         report = SyncReport()
-        if deep or not self._trusting:
+        if deep or restore or not self._trusting or self._deleted is None:
             self._settled.clear()
             self._planned.clear()
+            command = "study runs sync --restore"
+            self._trusting, self._deleted = False, Deleted(self.store.runs_dir, restore=restore, command=command)
         trusting, self._trusting = self._trusting, False
         try:
             with store.opened(self.store) as tracker:
-                self._trusting = self._pass(tracker, report, trusting, deep)
+                self._trusting = self._pass(tracker, report, self._deleted, trusting, deep)
+                report.notes += self._deleted.notes()
         except (Unreachable, Refused, store.Busy) as error:
             report.error = self.store.fault(str(error)).args[0]
         except UserError as error:
@@ -73,13 +81,17 @@ class Mirror:
         While the store does not answer, the passes become rarer, up to one a minute.
         """
         pause = interval
+        notes: list[str] = []
         while not stop.wait(pause):
-            served = self.sync().error is None
-            pause = interval if served else min(2 * pause, LONGEST_INTERVAL_S)
+            report = self.sync()
+            notes += report.notes
+            pause = interval if report.error is None else min(2 * pause, LONGEST_INTERVAL_S)
         self._trusting = False
-        return self.sync()
+        report = self.sync()
+        report.notes[:0] = notes
+        return report
 
-    def _pass(self, tracker: "Tracker", report: SyncReport, trusting: bool, deep: bool) -> bool:
+    def _pass(self, tracker: "Tracker", report: SyncReport, deleted: Deleted, trusting: bool, deep: bool) -> bool:
         """Serve all runs; true if the store took everything."""
         from study.tracking.tracker import Refused, Unreachable
 
@@ -101,7 +113,9 @@ class Mirror:
                     begun.remove(folder.name)
                     continue
                 for entry in places.get(folder.name) or [facts.lone(folder.name, known.params)]:
-                    experiment = tracker.experiment(entry.place)
+                    experiment = deleted.experiment(tracker, entry.place)
+                    if experiment.deleted or entry.signature in deleted.of(experiment):
+                        continue
                     if not trusting and experiment.id not in held:
                         held[experiment.id] = tracker.runs(experiment)
                     push = Push(tracker, experiment, folder, entry, known, report, deep)
@@ -117,10 +131,12 @@ class Mirror:
                 report.problems.append(f"{folder}: {error}")
             except Exception as error:  # whatever is wrong with one folder, the others are shown
                 report.problems.append(f"{folder}: {type(error).__name__}: {error}")
-        self._plan(tracker, report, [entry for entries in places.values() for entry in entries], begun)
+        self._plan(tracker, report, deleted, [entry for entries in places.values() for entry in entries], begun)
         return accepted
 
-    def _plan(self, tracker: "Tracker", report: SyncReport, entries: list[Entry], begun: set[str]) -> None:
+    def _plan(
+        self, tracker: "Tracker", report: SyncReport, deleted: Deleted, entries: list[Entry], begun: set[str]
+    ) -> None:
         """Show what has not begun, where that has changed."""
         points: dict[Place, list[Entry]] = {}
         for entry in entries:
@@ -131,8 +147,10 @@ class Mirror:
             wanted = [entry.signature for entry in waiting], removed
             if self._planned.get(place) != wanted:
                 submitted = (self.runs_dir / "sweeps" / f"{place.name}.json").stat().st_mtime
-                experiment = tracker.experiment(place)
-                report.created += plan(tracker, experiment, waiting, removed, round(submitted * 1000))
+                experiment = deleted.experiment(tracker, place)
+                if not experiment.deleted:
+                    left = deleted.of(experiment)
+                    report.created += plan(tracker, experiment, waiting, removed, left, round(submitted * 1000))
                 self._planned[place] = wanted
 
 

@@ -31,7 +31,10 @@ FIGURE = "figures/training.png"
 
 @dataclass
 class SyncReport:
-    """What a pass did. ``error``: why the store could not be served, if so; ``problems``: runs that could not."""
+    """What a pass did.
+
+    ``error``: why the store could not be served, if so; ``problems``: runs that could not; ``notes``: what else to say.
+    """
 
     runs: int = 0
     created: int = 0
@@ -39,6 +42,7 @@ class SyncReport:
     points: int = 0
     removed: int = 0
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     error: str | None = None
 
     @property
@@ -115,10 +119,10 @@ class Push:
 
     def _adopt(self, held: "list[Known]") -> bool:
         """Settle on one tracked run, or none; true if its points must be compared with the journal."""
-        from study.tracking.tracker import IMPORT, PLAN, STATES
+        from study.tracking.tracker import IMPORT, PLAN, STATES, SUPERSEDED
 
-        started = self.known.started_ms
-        ours = [run for run in held if run.origin == PLAN or (run.origin != IMPORT and run.started_ms == started)]
+        started, others = self.known.started_ms, {IMPORT, SUPERSEDED}
+        ours = [run for run in held if run.origin == PLAN or (run.origin not in others and run.started_ms == started)]
         noted = self.progress.run_id if self.progress else None
         keep = next((run for run in ours if run.id == noted), None) or max(
             ours, key=lambda run: run.metrics, default=None
@@ -262,7 +266,12 @@ class Push:
 
 
 def plan(
-    tracker: "Tracker", experiment: "Experiment", waiting: Collection[Entry], removed: Collection[str], since_ms: int
+    tracker: "Tracker",
+    experiment: "Experiment",
+    waiting: Collection[Entry],
+    removed: Collection[str],
+    left: Collection[str],
+    since_ms: int,
 ) -> int:
     """Show the points of a sweep that have not begun as SCHEDULED runs, which become theirs when they do.
 
@@ -271,6 +280,7 @@ def plan(
         experiment: of the sweep.
         waiting: the points that have not begun.
         removed: signatures of points that the sweep no longer has; what still waits of them is taken away.
+        left: signatures of points whose run a person deleted.
         since_ms: when the sweep was submitted.
 
     Returns:
@@ -279,6 +289,7 @@ def plan(
     from study.tracking.tracker import ORIGIN, PLAN
 
     held = tracker.runs(experiment)
+    waiting = [entry for entry in waiting if entry.signature not in left]
     for run in (run for signature in removed for run in held.get(signature, [])):
         if run.origin == PLAN:
             tracker.delete(run.id)

@@ -35,8 +35,9 @@ PERMANENT = {
 }
 SIGNATURE, ORIGIN, CONTENT, STORE = "study.signature", "study.origin", "study.content", "study.store"
 STARTED = "study.started_ms"
-IMPORT, MIRROR, PLAN = "import", "mirror", "plan"
-"""Whence a tracked run is: exported files, a run's folder, or the record of a sweep as long as it has not begun."""
+IMPORT, MIRROR, PLAN, SUPERSEDED = "import", "mirror", "plan", "superseded"
+"""Whence a tracked run is: exported files, a run's folder, or the record of a sweep as long as it has not begun; the
+last marks what this program deletes: whatever is deleted without it, a person deleted."""
 STATES = {
     "pending": "SCHEDULED",
     "scheduled": "SCHEDULED",
@@ -57,10 +58,14 @@ class Refused(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment; ``identity`` is born with it and tells a rebuilt store from the one that it replaces."""
+    """An experiment; ``identity`` is born with it and tells a rebuilt store from the one that it replaces.
+
+    ``deleted``: a person deleted it, and it takes nothing.
+    """
 
     id: str
     identity: str
+    deleted: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,8 +123,11 @@ class Tracker:
 
     # ------------------------------------------------------------------------------------------------ experiments
 
-    def experiment(self, place: Place) -> Experiment:
-        """The experiment of a place, made if need be; its description and view follow the place."""
+    def experiment(self, place: Place, *, restore: bool = False) -> Experiment:
+        """The experiment of a place, made if need be; its description and views follow the place.
+
+        One that a person deleted is brought back if told to ``restore``.
+        """
         if place.name in self._experiments:
             return self._experiments[place.name]
         from study.tracking import view
@@ -139,6 +147,8 @@ class Tracker:
                 self._call(self._client.create_experiment, place.name, location, tags, repeat=False)
             found = self._call(self._client.get_experiment_by_name, place.name)
         elif found.lifecycle_stage == "deleted":
+            if not restore:
+                return Experiment(found.experiment_id, found.tags.get(STORE, ""), deleted=True)
             self._call(self._client.restore_experiment, found.experiment_id)
         if STORE not in found.tags:  # made by hand
             wanted[STORE] = uuid.uuid4().hex
@@ -164,7 +174,15 @@ class Tracker:
 
     def runs(self, experiment: Experiment, signature: str | None = None) -> dict[str, list[Known]]:
         """The runs of an experiment (or of one signature in it) by signature, each list with the oldest first."""
-        where = f"tags.`{SIGNATURE}` = '{signature}'" if signature else ""
+        return self._search(experiment, f"tags.`{SIGNATURE}` = '{signature}'" if signature else "")
+
+    def deleted(self, experiment: Experiment) -> dict[str, list[Known]]:
+        """The runs of an experiment that a person deleted, in the same form."""
+        return self._search(experiment, f"tags.`{ORIGIN}` != '{SUPERSEDED}'", deleted=True)
+
+    def _search(self, experiment: Experiment, where: str, *, deleted: bool = False) -> dict[str, list[Known]]:
+        from mlflow.entities import ViewType
+
         found: dict[str, list[Known]] = {}
         token = None
         while True:
@@ -172,6 +190,7 @@ class Tracker:
                 self._client.search_runs,
                 [experiment.id],
                 filter_string=where,
+                run_view_type=ViewType.DELETED_ONLY if deleted else ViewType.ACTIVE_ONLY,
                 max_results=BATCH,
                 order_by=["attributes.start_time ASC"],
                 page_token=token,
@@ -200,8 +219,13 @@ class Tracker:
         return str(run.info.run_id)
 
     def delete(self, run_id: str) -> None:
-        """Take a run out of sight."""
+        """Take a run out of sight, marked as no person's doing."""
+        self._call(self._client.set_tag, run_id, ORIGIN, SUPERSEDED)
         self._call(self._client.delete_run, run_id)
+
+    def restore(self, run_id: str) -> None:
+        """Bring a deleted run back as it was."""
+        self._call(self._client.restore_run, run_id)
 
     def describe(self, run_id: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Set params and tags, a hundred a call."""

@@ -67,7 +67,7 @@ def fill(runs_dir: Path, files: Path, target: store.Store) -> Iterator[str]:
         if report.error:
             raise UserError(report.error)
         yield f"{source}: {report}"
-        yield from report.problems
+        yield from report.notes + report.problems
 
 
 def print_links(target: store.Store, address: str) -> None:

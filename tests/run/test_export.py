@@ -251,6 +251,20 @@ def test_lone_runs_of_the_file_stay_until_a_sweep_has_them(runs: Path, tmp_path:
     assert set(_states(tmp_path / "out")) == {lone[1].name}
 
 
+def test_an_imported_run_that_a_person_deleted_stays_so_until_it_is_asked_for(runs: Path, tmp_path: Path) -> None:
+    export.export(runs, tmp_path / "out")
+    target = fresh_store(tmp_path / "store")
+    assert imports.fill(tmp_path / "out", target).complete
+    from mlflow import MlflowClient
+
+    whole = held(target.uri)
+    MlflowClient(target.uri, target.uri).delete_run(next(iter(whole.values()))["id"])
+    notes = [imports.fill(tmp_path / "out", target).notes for _ in range(2)]
+    assert "`study runs import --restore`" in notes[0][0] and notes[1] == []
+    assert len(held(target.uri)) == len(whole) - 1
+    assert imports.fill(tmp_path / "out", target, restore=True).complete and held(target.uri) == whole
+
+
 def test_reconcile_counts_only_what_it_changed(runs: Path) -> None:
     target = fresh_store(runs)
     assert Mirror(runs).sync().created == 3

@@ -17,6 +17,7 @@ import pytest
 from mlflow import MlflowClient
 from tracking_fixture import START_S, Proxy, fresh_store, held, line, make, same, set_status, sweep
 
+from study.cli import main as cli
 from study.errors import UserError
 from study.launch import local
 from study.run.facts import lone, param
@@ -385,18 +386,65 @@ def test_a_replaced_store_is_rebuilt_the_same_by_the_same_mirror(runs: Path) -> 
     assert same(first, held(uri(runs)))
 
 
-def test_a_run_deleted_in_the_ui_comes_back(runs: Path) -> None:
-    folder = make(runs, state="running")
+def test_a_run_deleted_in_the_ui_stays_so_until_it_is_asked_for(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deleted, other = make(runs, 0, state="running"), make(runs, 1)
     mirror = Mirror(runs)
     mirror.sync()
-    ((_, run),) = held(uri(runs)).items()
-    MlflowClient(uri(runs), uri(runs)).delete_run(run["id"])
-    with (folder / "metrics.jsonl").open("a") as file:
+    before = held(uri(runs))
+    MlflowClient(uri(runs), uri(runs)).delete_run(before["train", deleted.name]["id"])
+    with (deleted / "metrics.jsonl").open("a") as file:
         file.write(line(21, {"train/loss": 0.1}))
     assert not mirror.sync().complete  # it trusted its notes, and says what was refused
-    assert mirror.sync().complete
-    ((_, again),) = held(uri(runs)).items()
-    assert len(again["points"]) == 41
+    (note,) = mirror.sync().notes
+    assert note.startswith(f"train: left deleted, as in MLflow: {deleted.name}; `study runs sync --restore` brings")
+    words = ["runs", "sync", "--runs-dir", str(runs)]
+    for one in (mirror, mirror, Mirror(runs)):  # whether it trusts its notes or not
+        report = one.sync()
+        assert report.complete and not report.notes, "it was said"
+        assert set(held(uri(runs))) == {("train", other.name)}
+    assert reconcile(Mirror(runs)).complete and cli.main(words) == 0
+    assert set(held(uri(runs))) == {("train", other.name)} and capsys.readouterr().err == ""
+    assert cli.main([*words, "--restore"]) == 0
+    again = held(uri(runs))["train", deleted.name]
+    assert again["id"] == before["train", deleted.name]["id"] and len(again["points"]) == 41
+    MlflowClient(uri(runs), uri(runs)).delete_run(again["id"])
+    assert len(Mirror(runs).sync().notes) == 1, "another wish"
+
+
+def test_what_the_mirror_itself_deletes_is_no_wish_of_a_person(runs: Path) -> None:
+    folders = [make(runs, seed, steps=2) for seed in range(2)]
+    sweep(runs, folders)
+    shutil.rmtree(folders[1])
+    record = runs / "sweeps" / "momentum-smoke.json"
+    whole = record.read_text()
+    tree = json.loads(whole)
+    synced(runs)
+    record.write_text(json.dumps({**tree, "points": tree["points"][:1], "removed": tree["points"][1:]}))
+    assert len(synced(runs)) == 1
+    with (folders[0] / "metrics.jsonl").open("a") as file:
+        file.write(line(1, {"train/loss": -4.0}, 1_790_000_100_000))
+    synced(runs)  # made anew
+    record.write_text(whole)
+    report = Mirror(runs).sync()
+    assert report.created == 1 and not report.notes and len(held(uri(runs))) == 2
+
+
+def test_a_waiting_point_and_an_experiment_that_a_person_deleted_stay_so(runs: Path) -> None:
+    folders = [make(runs, seed, steps=2) for seed in range(2)]
+    sweep(runs, folders)
+    folders[1].rename(runs.parent / "later")
+    ((_, first), (key, waiting)) = sorted(synced(runs).items(), key=lambda item: item[1]["status"])
+    client = MlflowClient(uri(runs), uri(runs))
+    client.delete_run(waiting["id"])
+    assert Mirror(runs).sync().created == 0
+    (runs.parent / "later").rename(folders[1])
+    assert [run["id"] for run in synced(runs).values()] == [first["id"]]
+    client.delete_experiment(client.get_experiment_by_name("momentum-smoke").experiment_id)
+    report = Mirror(runs).sync()
+    assert report.complete and "left deleted, as in MLflow: the experiment" in report.notes[0]
+    assert synced(runs) == {} and Mirror(runs).sync().notes == []
+    assert Mirror(runs).sync(restore=True).complete
+    assert held(uri(runs))[key]["id"] == waiting["id"] and held(uri(runs))[key]["status"] == "FINISHED"
 
 
 def test_one_damaged_folder_does_not_hide_the_others(runs: Path) -> None:
