@@ -4,6 +4,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from study.errors import UserError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -17,3 +19,15 @@ def stdout() -> "Console":
 
     piped = not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdigit()
     return Console(width=UNBOUNDED if piped else None, highlight=False)
+
+
+def confirm(question: str) -> None:
+    """Ask on the terminal.
+
+    Raises:
+        UserError: the answer is no, or nobody can answer.
+    """
+    if not sys.stdin.isatty():
+        raise UserError(f"command line: {question}: nobody is here to say yes; allowed is --yes")
+    if input(f"{question}? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise UserError(f"{question}: not done")

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from study.arguments import decimal
+from study.arguments import Parser, decimal
 
 EPILOG = """\
 A run's folder is the truth; MLflow shows it, and can be rebuilt from it at any time; exported files are committed.
@@ -14,6 +14,7 @@ A run's folder is the truth; MLflow shows it, and can be rebuilt from it at any 
   study runs list                          what there is
   study runs show 3f2a                     one run, by the beginning of its signature
   study runs diff 3f2a 91c0                in what two runs differ
+  study runs remove 3f2a                   its folder, its tracked runs and its exported rows, for good
   study runs sync                          bring MLflow up to date (`--watch`: and keep it so)
   study runs export                        write results/runs/*.parquet
   study runs ui                            browse in MLflow on this machine
@@ -37,6 +38,10 @@ EXPORT = """\
 Write runs as files to commit. A file keeps the runs that have no finished one here, so that exporting a part of a
 sweep loses nothing. Finished runs that the sweep, as last submitted here, no longer has are left out with --drop only:
 a submission with overrides has other points under the same name."""
+
+REMOVE = """\
+Removes the folder of each run, its tracked runs, and its rows in the exported files; shows them, and asks first. A run
+that goes on is refused. A removed point of a sweep is missing again: the sweep's next submission trains it."""
 
 RECONCILE = """\
 After any accident: compares every point of every run with the store, sends what is missing, makes runs that hold
@@ -98,6 +103,19 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     _restore(verb)
     _store(verb)
     verb.set_defaults(func=sync_command)
+
+    verb = _add(verbs, "remove", "remove runs for good", REMOVE, EPILOG)
+    verb.add_argument("runs", nargs="+", metavar="RUN", help="a signature, the beginning of one, or a folder of a run")
+    verb.add_argument("--yes", action="store_true", help="do not ask")
+    verb.add_argument(
+        "--files", type=Path, default=Path("results/runs"), metavar="DIR", help="exported runs (default: results/runs)"
+    )
+    verb.add_argument(
+        "--uri", metavar="URI", help="the store (default: MLFLOW_TRACKING_URI, else sqlite beside the runs)"
+    )
+    _runs_dir(verb)
+    verb.rest = "runs"
+    verb.set_defaults(func=remove_command)
 
     verb = _add(verbs, "reconcile", "mend a store after an accident", "Make MLflow say what is true.", RECONCILE)
     _runs_dir(verb)
@@ -193,6 +211,23 @@ def sync_command(arguments: argparse.Namespace) -> int:
     return _report(arguments, mirror.watch(stop, arguments.interval))
 
 
+def remove_command(arguments: argparse.Namespace) -> int:
+    """Remove runs wherever they are."""
+    from study.console import confirm
+    from study.tracking import remove, store
+
+    found = remove.find(arguments.runs, arguments.runs_dir, arguments.files)
+    for one in found:
+        print(one)
+    runs = "1 run" if len(found) == 1 else f"{len(found)} runs"
+    if not arguments.yes:
+        confirm(f"remove {runs} for good")
+    target = store.resolve(arguments.runs_dir, arguments.uri)
+    tracked = remove.remove(found, arguments.runs_dir, arguments.files, target)
+    print(f"removed {runs}, tracked as {tracked}")
+    return 0
+
+
 def reconcile_command(arguments: argparse.Namespace) -> int:
     """Mend a store."""
     from study.tracking import store
@@ -271,8 +306,8 @@ def _store(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for a program to read")
 
 
-def _add(subparsers: Any, name: str, short: str, text: str, epilog: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+def _add(subparsers: Any, name: str, short: str, text: str, epilog: str) -> Parser:
+    parser: Parser = subparsers.add_parser(
         name,
         help=short,
         description=text,

@@ -5,7 +5,7 @@ the writer makes no difference either. Nothing in them names a machine, a path o
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,33 @@ def export(
     if not written and not any(out.glob(f"*{RUNS}")):  # with files there, they stay: a fresh clone has nothing newer
         raise UserError(f"{runs_dir}: holds no run of a submitted sweep; allowed is a folder of runs")
     return written
+
+
+def remove(out: Path, signatures: Collection[str]) -> None:
+    """Take the rows and the histories of some runs out of all files; a file without rows goes.
+
+    Raises:
+        UserError: a file is damaged.
+        StorageError: one cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    runs_schema, metrics_schema = _schemas()
+    for path in sorted(out.glob(f"*{RUNS}")):
+        before, metrics = _read(path, runs_schema), path.with_name(path.name.removesuffix(RUNS) + METRICS)
+        others = ~pc.is_in(pc.field("signature"), pa.array(sorted(signatures), pa.string()))
+        rows = before.filter(others)
+        if rows.num_rows == before.num_rows:
+            continue
+        if rows.num_rows:
+            histories = _read(metrics, metrics_schema).filter(others)
+            _write(path, rows)  # first: a row never lacks its history
+            _write(metrics, histories)
+            continue
+        with files.storage(path):
+            path.unlink()
+            metrics.unlink(missing_ok=True)
 
 
 def _refuse_loss(path: Path, runs_dir: Path, place: Place, points: Iterable[Entry]) -> None:
