@@ -1,13 +1,14 @@
 """What was submitted: one line before each ``sbatch`` and one after it, on disk before anything else happens.
 
-``<runs_dir>/sweeps/<sweep>-<scale>.jobs.jsonl``. The line before carries a token, which is the job's name: if the line
-after is missing, because sbatch's answer was lost or its caller died, the job is looked for by that name. So a point
-is never submitted twice and never forgotten.
+``<runs_dir>/sweeps/<sweep>-<scale>.jobs.jsonl``. The line before carries the job's name, which no other job has: if the
+line after is missing, because sbatch's answer was lost or its caller died, the job is looked for by that name. So a
+point is never submitted twice and never forgotten.
 """
 
 import fcntl
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -30,17 +31,14 @@ class Array:
     """Index → signature of the point."""
     time: float
     """Unix seconds at which sbatch was about to be called."""
+    name: str
+    """The job's name: the sweep first, since ``squeue`` shows eight letters of it, then the token."""
     job: str | None = None
     """Slurm's number of the array, once it has answered."""
     gone: bool = False
     """sbatch refused, or Slurm never heard of it: its points were not submitted."""
     cancelled: frozenset[int] = frozenset()
     """Indices that `study sweep cancel` took back; Slurm forgets at once those that had not started."""
-
-    @property
-    def name(self) -> str:
-        """The job's name."""
-        return f"study-{self.token}"
 
     @property
     def folder(self) -> Path:
@@ -51,12 +49,16 @@ class Array:
 Known = dict[str, tuple[Array, int]]
 """Signature → the array that it was last submitted in, and its index there."""
 
+SUFFIX = ".jobs.jsonl"
+_UNSAFE = re.compile(r"[^\w.-]", re.ASCII)
+"""What a list of names for squeue, or a line of its answer, would be cut at."""
+
 ANSWER_S = 15.0
 """How long a job may take to show up in the queue after its sbatch is gone."""
 
 
 def path_of(runs_dir: Path, sweep_id: str) -> Path:
-    return runs_dir.absolute() / "sweeps" / f"{sweep_id}.jobs.jsonl"
+    return runs_dir.absolute() / "sweeps" / f"{sweep_id}{SUFFIX}"
 
 
 def arrays(runs_dir: Path) -> list[Array]:
@@ -66,7 +68,7 @@ def arrays(runs_dir: Path) -> list[Array]:
         UserError: a line in the middle of a ledger is damaged; a torn last one is dropped.
     """
     found: list[Array] = []
-    for path in sorted((runs_dir.absolute() / "sweeps").glob("*.jobs.jsonl")):
+    for path in sorted((runs_dir.absolute() / "sweeps").glob(f"*{SUFFIX}")):
         found += _read(path).values()
     return sorted(found, key=lambda array: array.time)
 
@@ -79,7 +81,9 @@ def latest(known: list[Array]) -> Known:
 
 def new(path: Path, tasks: Mapping[int, str]) -> Array:
     """An array with a token of its own, of which nothing is written down yet."""
-    return Array(path, secrets.token_hex(6), dict(tasks), time.time())
+    token = secrets.token_hex(6)
+    sweep = _UNSAFE.sub("-", path.name.removesuffix(SUFFIX))
+    return Array(path, token, dict(tasks), time.time(), f"{sweep}.{token}")
 
 
 def intend(array: Array) -> None:
@@ -88,7 +92,8 @@ def intend(array: Array) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    _append(array.ledger, {"event": "intent", "token": array.token, "time": array.time, "tasks": array.tasks})
+    event = {"event": "intent", "token": array.token, "name": array.name, "time": array.time, "tasks": array.tasks}
+    _append(array.ledger, event)
 
 
 def answer(array: Array, job: str) -> Array:
@@ -145,7 +150,8 @@ def _read(path: Path) -> dict[str, Array]:
             token = event["token"]
             if event["event"] == "intent":
                 tasks = {int(index): point for index, point in event["tasks"].items()}
-                found[token] = Array(path, token, tasks, event["time"])
+                name = event.get("name", f"study-{token}")  # as all were called once
+                found[token] = Array(path, token, tasks, event["time"], name)
             elif event["event"] == "answer":
                 found[token] = replace(found[token], job=event["job"])
             elif event["event"] == "cancelled":

@@ -269,6 +269,23 @@ def test_a_lost_answer_is_adopted_by_name(fake: Fake, tmp_path: Path, forgotten:
     assert [array.job for array in ledgers.arrays(runs)] == ["1", "2"]
 
 
+def test_a_jobs_name_begins_with_its_sweep_and_jobs_of_an_older_ledger_are_found(fake: Fake, tmp_path: Path) -> None:
+    sweep, runs = slurm_points.sweep(tmp_path, 2, name="mo,m|n t"), tmp_path / "runs"
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
+    (job,) = fake.memory()["jobs"]
+    assert re.fullmatch(r"mo-m-n-t-smoke\.[0-9a-f]{12}", job["name"])
+    assert states(runs, sweep) == ["pending"] * 2
+    ledger = ledgers.path_of(runs, sweep.id)
+    intent, answer = map(json.loads, ledger.read_text().splitlines())
+    del intent["name"]  # as it was written before jobs were named after their sweep
+    for lines in ([intent, answer], [intent]):  # the second: its answer was lost
+        ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        fake.set(jobs=[job | {"name": f"study-{intent['token']}"}])
+        assert states(runs, sweep) == ["pending"] * 2
+    assert slurm.submit(sweep, sweep.points, runs_dir=runs) == 0
+    assert fake.sizes() == [2]
+
+
 def test_a_submission_that_never_arrived_is_sent_again(fake: Fake, tmp_path: Path) -> None:
     sweep, runs = slurm_points.sweep(tmp_path, 2), tmp_path / "runs"
     fake.set(sbatch=["unreachable"])
