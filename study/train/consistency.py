@@ -55,7 +55,8 @@ def read(model: MoCo, stream: Stream, step: int, config: Config, autocast: Autoc
         (Wang & Isola 2020); ``effective_rank`` of its q: exp of the entropy of the normalised singular values, 1 to D
         (Roy & Vetterli 2007);
         ``collapsed``: 1 if that rank is below 1.5 (all q on one line) or the mean cosine of two q is above 0.99.
-        What a dictionary lacks (no stored keys, no f_k, no key of that age left) is left out.
+        What a dictionary lacks (no stored keys, no f_k, no key of that age left) is left out, and so is what has no
+        number because the encoder has diverged.
     """
     newest = step - 1
     micro = config.optimiser.accumulate
@@ -75,7 +76,7 @@ def read(model: MoCo, stream: Stream, step: int, config: Config, autocast: Autoc
     if model.f_k is not None:
         theta_q, theta_k = (torch.cat([p.flatten() for p in f.parameters()]) for f in (model.f_q, model.f_k))
         reading["theta_distance"] = ((theta_q - theta_k).norm() / theta_q.norm()).item()
-    return {f"consistency/{name}": value for name, value in reading.items()}
+    return {f"consistency/{name}": value for name, value in reading.items() if math.isfinite(value)}
 
 
 def ages(reach: int) -> tuple[int, ...]:
@@ -133,6 +134,8 @@ def _keys(model: MoCo, batch: Batch, step: int, config: Config, autocast: Autoca
 
 def _embedding(q: Tensor, k: Tensor) -> dict[str, float]:
     """Alignment, uniformity, effective rank and collapse of queries (B, D) and their positives (B, D)."""
+    if not (q.isfinite().all() and k.isfinite().all()):
+        return {}  # svdvals would raise
     B = len(q)
     cosine = (q @ q.T)[~torch.eye(B, dtype=torch.bool, device=q.device)]  # (B·(B − 1),)
     sigma = torch.linalg.svdvals(q)

@@ -202,9 +202,8 @@ class Pretraining:
             batches = stream.batches(self._first, stream.steps, prefetch=self.device.type == "cuda")
             for done, batch in enumerate(batches, self._first + 1):
                 self._step(done - 1, batch)
-                if config.consistency.every_steps and done % config.consistency.every_steps == 0:
-                    self.run.log(done, consistency.read(self.model, stream, done, config, self.autocast))
-                if len(self._unread) >= READ_EVERY or done == stream.steps:
+                due = config.consistency.every_steps and done % config.consistency.every_steps == 0
+                if due or len(self._unread) >= READ_EVERY or done == stream.steps:
                     self._read()
                 if self.diverged:
                     print(
@@ -212,6 +211,8 @@ class Pretraining:
                         file=sys.stderr,
                     )
                     return
+                if due:
+                    self.run.log(done, consistency.read(self.model, stream, done, config, self.autocast))
                 bar.update(done)
                 if every and done % every == 0 and done < stream.steps:
                     self._read()

@@ -217,10 +217,20 @@ def test_the_learning_rate_falls_where_the_paper_says() -> None:
     assert [lr_at(cosine, step, 4) for step in (0, 4, 8)] == pytest.approx([0.03, 0.015, 0])
 
 
-def test_a_run_that_diverges_ends_and_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    outcome = train(small({"optimiser": {"lr": 1e30, "epochs": 20}}), Runtime(tmp_path, threads=1))
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_run_that_diverges_ends_and_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], mechanism: str, every: int
+) -> None:
+    """Whatever is read of it on the way: the loss has the last word, at the step at which it is no number."""
+    change = {"optimiser": {"lr": 1e30, "epochs": 20}, "consistency": {"every_steps": every}}
+    outcome = train(small(merge(MECHANISMS[mechanism], change)), Runtime(tmp_path, threads=1))
     assert outcome.exit_code == 0 and math.isnan(outcome.final["knn"])
     assert "diverged" in capfd.readouterr().err
+    found = readings(outcome.dir)
+    ends = [step for step, name, value in found if name == "train/loss" and math.isnan(value)]
+    assert len(ends) == 1 and max(step for step, _, _ in found) == ends[0]
+    assert all(math.isfinite(value) for _, name, value in found if name.startswith("consistency/"))
 
 
 def test_an_exception_is_kept_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
