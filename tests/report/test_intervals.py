@@ -135,6 +135,9 @@ def test_what_seeds_can_tell_is_what_the_noncentral_t_says_and_simulation_finds(
         return float((stats.ttest_1samp(draws, 0, axis=1, alternative="greater").pvalue < 0.025).mean())
 
     assert power(needed - 1) < 0.79 and power(needed) > 0.79
+    for far in (distance, 4.0, 1.5):
+        enough = (n for n in range(2, 200) if stats.nct.sf(stats.t.ppf(0.975, n - 1), n - 1, far * n**0.5 / sd) >= 0.8)
+        assert made.needs(far) == next(enough)
     assert made.needs(0.0) is None and made.needs(1e-3) is None and made.needs(1e3) == 2
 
 

@@ -13,9 +13,11 @@ from report_fixture import SWEEPS, write
 from study.config.reading import read_yaml
 from study.errors import UserError
 from study.report import judge, load
+from study.report.compare import compare
 from study.report.histories import Histories
-from study.report.judge import Verdict
+from study.report.intervals import Estimate
 from study.report.load import Arm, Run, SweepRuns
+from study.report.verdict import Case, Verdict
 from study.sweep import claims, grid
 from study.sweep.claims import Claim
 
@@ -337,6 +339,13 @@ def test_primary_claims_are_answered_together_as_well() -> None:
     assert (excused.adjusted, excused.after_holm) == (None, "no p-value")
     (lone,) = judge.judge_scale(registered, [sweep({"a": [60.0], "b": [65.0], "c": [70.0]})])
     assert [(each.answer, each.after_holm) for each in lone[:2]] == [("holds", "no p-value")] * 2
+
+
+def test_one_failure_of_several_is_weighed_by_their_number() -> None:
+    """A claim asked at each K holds by its weakest answer, and fails by any: of more, one is likelier."""
+    good, bad = (Case(compare("x", Estimate(value, 0.0, "", 1.0, 10.0, 3), ">", 0.0)) for value in (3.0, -4.0))
+    assert judge._p([good, good]) == good.main.p_holds
+    assert bad.main.p_fails and judge._p([good, bad, good]) == 3 * bad.main.p_fails
 
 
 # ---------------------------------------------------------------------------------------- the rule, tried by chance
