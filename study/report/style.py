@@ -37,6 +37,7 @@ RC: Any = {
     "grid.alpha": 0.3,
     "grid.linewidth": 0.6,
     "text.color": INK,
+    "text.parse_math": False,  # a label is text: a $ in it begins no formula
     "xtick.color": INK,
     "ytick.color": INK,
     "xtick.labelsize": 8.5,

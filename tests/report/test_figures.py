@@ -66,6 +66,23 @@ def grid_of(tmp_path: Path, axes: str, *, name: str = "mine", **more: Any) -> Sw
 WORDS = "{T: [0.07, 0.2, 0.5], K: {small: {dictionary.K: 64}, large: {dictionary.K: 128}}}"
 
 
+@pytest.mark.parametrize(
+    "axes",
+    [
+        "{T: [0.07, 0.2], 'LABEL': {small: {dictionary.K: 64}, large: {dictionary.K: 128}}}",
+        "{T: {'LABEL': {T: 0.1}, warm: {T: 0.2}}}",
+    ],
+    ids=["axis", "value"],
+)
+def test_a_label_with_a_broken_formula_is_written_as_it_is(tmp_path: Path, axes: str) -> None:
+    label = r"$\bad{$ a"
+    made = list(figures.draw(grid_of(tmp_path, axes.replace("LABEL", label))))
+    assert any(label in text.get_text() for one in made for text in texts(one))
+    ticks = [tick.get_text() for one in made for axes in one.figure.axes for tick in axes.get_xticklabels()]
+    assert ticks and not any("mathdefault" in tick for tick in ticks), "nor is a number written as a formula"
+    assert all(style.render(one.figure)["svg"] for one in made)
+
+
 def test_every_sweep_has_its_figures(drawn: tuple[SweepRuns, list[Drawn]]) -> None:
     sweep, made = drawn
     assert [one.name for one in made] == [sweep.name, f"{sweep.name}-training", f"{sweep.name}-consistency"]
