@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,3 +112,13 @@ def test_the_notebook_runs_on_the_committed_runs() -> None:
     names: dict[str, object] = {}
     exec(compile(code, "runs.ipynb", "exec"), names)
     assert len(names["table"]) >= 5  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("command", [["report", "--out", "{}"], ["sweep", "plan", SWEEP, "--scale", "cpu"], ["--help"]])
+def test_no_command_fails_over_a_character_that_the_terminal_lacks(command: list[str], tmp_path: Path) -> None:
+    """Old clusters: ``LC_ALL=C`` and no UTF-8 mode; × and θ and ± become ?."""
+    ascii_only = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = [word.format(tmp_path) for word in command]
+    done = subprocess.run([sys.executable, "-m", "study", *words], cwd=ROOT, env=ascii_only, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr and done.stdout.isascii()

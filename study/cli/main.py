@@ -1,6 +1,7 @@
 """The command line: thin, and quick to answer, since each command imports what is heavy only when its command runs."""
 
 import argparse
+import io
 import os
 import sys
 import warnings
@@ -44,6 +45,9 @@ def _show_warning(message: Warning | str, *_: object) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 a run failed, 2 bad input, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a test's may be another kind
+            stream.reconfigure(errors="replace")  # no command fails over a character that the terminal lacks
     arguments = parser().parse_args(argv)
     warnings.showwarning = _show_warning  # type: ignore[assignment]  # the place in the code is of no use to a user
     try:
