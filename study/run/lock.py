@@ -84,10 +84,11 @@ class Lock:
             OSError: the file system fails.
         """
         newer = self._at(int(self._path.name) + 1)
-        if not self.run.exists():
-            raise RunRemoved(f"{self.run}: has been removed while it ran; the same command begins it anew")
         if newer.exists() or not self._path.exists():
-            raise RunLocked(self.run, holder(self.run))
+            if (other := holder(self.run)) or newer.exists():
+                raise RunLocked(self.run, other)
+            # No lock at all: the folder is gone, or half of it, since a removal begins with what is in it.
+            raise RunRemoved(f"{self.run}: has been removed while it ran; the same command begins it anew")
         os.utime(self._descriptor)
 
     def release(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from run_fixture import kill_after, start
 
 from study.run import files, lock
-from study.run.lock import Lock, RunLocked
+from study.run.lock import Lock, RunLocked, RunRemoved
 from study.run.status import STALE_S
 
 
@@ -202,6 +202,15 @@ def test_what_killed_starters_left_is_removed_and_what_starters_write_is_not(tmp
     Lock(tmp_path).release()
     assert not old.exists()
     assert new.exists()
+
+
+def test_a_folder_that_is_half_removed_is_not_taken_for_another_process(tmp_path):
+    """rmtree takes the lock away before the folder."""
+    held = Lock(tmp_path)
+    for file in (tmp_path / "lock").iterdir():
+        file.unlink()
+    with pytest.raises(RunRemoved):
+        held.beat()
 
 
 def test_a_lock_that_a_power_cut_left_empty_is_free(tmp_path):
