@@ -19,7 +19,10 @@ PACK = """\
 Pack an image folder or a zip of one as <data>/NAME, where <data> is STUDY_DATA or ./data.
 
 SOURCE holds train/CLASS/* with test/CLASS/* (or val/CLASS/*), or just CLASS/*: then a fixed share
-of each class becomes the test split. Grey and palette images become RGB, alpha is composited on white,
+of each class becomes the test split. The splits' usual names are known, whatever their case; what looks
+like splits and is not understood is refused, and so are links that lead out of SOURCE and a test split of
+which more than 1 % stands in the training images too. Files with a picture's ending are taken, others
+counted. Grey and palette images become RGB, alpha is composited on white,
 16-bit grey is scaled to 8 bits, the EXIF orientation is applied."""
 
 

@@ -25,6 +25,7 @@ from study.data.public import SOURCES
 from study.errors import UserError
 
 MANIFEST = "manifest.json"
+COLOURS = ("red", "green", "blue")
 
 Chunks = Iterable[tuple[np.ndarray, np.ndarray]]
 """Images uint8 (b, 3, H, W) and labels (b,), piece by piece; H and W stay the same."""
@@ -43,7 +44,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Images:
-    """A data set; ``mean`` and ``std`` are the training images' per channel, in 0..1; ``digest`` names the content."""
+    """A data set; ``mean`` and ``std`` are the training images' per channel, in 0..1; ``digest`` names the content.
+
+    ``std`` is what images are divided by: 1 for a channel that is constant, and so has none.
+    """
 
     name: str
     train: Split
@@ -52,6 +56,8 @@ class Images:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     digest: str
+    constant: tuple[str, ...] = ()
+    """Channels that have one value in all training images."""
 
 
 def root_folder(root: Path | None = None) -> Path:
@@ -75,13 +81,15 @@ def load(name: str, root: Path | None = None) -> Images:
             f"data.name = {name}: not in {root_folder(root)}; {advice}, or set STUDY_DATA to a folder that has it"
         )
     try:
+        red, green, blue = manifest["std"]
         splits = {split: _open(folder, split, len(manifest["classes"])) for split in ("train", "test")}
         return Images(
             name=name,
             classes=tuple(manifest["classes"]),
             mean=tuple(manifest["mean"]),
-            std=tuple(manifest["std"]),
+            std=(red or 1.0, green or 1.0, blue or 1.0),
             digest=manifest["digest"],
+            constant=tuple(colour for colour, value in zip(COLOURS, manifest["std"], strict=True) if not value),
             **splits,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -216,20 +224,20 @@ def store(
     Writing what is already there is no fault: the new copy is dropped.
 
     Raises:
-        UserError: a split has no image, or ``root/name`` holds something else.
+        UserError: a split has no image, a label is of no class, or ``root/name`` holds something else.
     """
     packed = temporary / "packed"
     packed.mkdir()
     names = list(classes)
-    digest, counts = _write(packed, name, "train", train, advance)
-    test_digest, _ = _write(packed, name, "test", test, advance)
+    digest, counts = _write(packed, name, "train", train, len(names), advance)
+    test_digest, _ = _write(packed, name, "test", test, len(names), advance)
     mean = counts @ np.arange(256) / counts.sum(1) / 255
     square = counts @ np.arange(256) ** 2 / counts.sum(1) / 255**2
     manifest = {
         "name": name,
         "classes": names,
         "mean": [round(float(value), 6) for value in mean],
-        "std": [round(float(value), 6) for value in np.sqrt(square - mean**2)],
+        "std": [round(float(value), 6) for value in np.sqrt(np.maximum(square - mean**2, 0))],
         "digest": hashlib.sha256(json.dumps([names, digest, test_digest]).encode()).hexdigest(),
     }
     with (packed / MANIFEST).open("w", encoding="utf-8") as file:
@@ -245,7 +253,9 @@ def store(
     return load(name, root)
 
 
-def _write(folder: Path, name: str, split: str, chunks: Chunks, advance: Advance) -> tuple[str, np.ndarray]:
+def _write(
+    folder: Path, name: str, split: str, chunks: Chunks, classes: int, advance: Advance
+) -> tuple[str, np.ndarray]:
     """Stream a split into its two files; returns its digest and how often each value occurs, (3, 256)."""
     digest = hashlib.sha256()
     counts = np.zeros((3, 256), np.int64)
@@ -265,6 +275,8 @@ def _write(folder: Path, name: str, split: str, chunks: Chunks, advance: Advance
         if not written:
             raise UserError(f"data set {name}: the {split} split has no image")
         every = np.concatenate(written)
+        if not 0 <= every.min() <= every.max() < classes:
+            raise UserError(f"data set {name}: a {split} label is {every.max()}: allowed is 0 to {classes - 1}")
         file.seek(0)
         file.write(_header((len(every), *shape)))  # as long as the first: numpy leaves room for the axis to grow
         _sync(file)

@@ -4,6 +4,7 @@ import gzip
 import os
 import shutil
 import subprocess
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -156,7 +157,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     path = zipped if zipped.exists() else path
     try:
         content = gzip.decompress(path.read_bytes()) if path == zipped else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     header = 4 + 4 * dimensions
     if content[:4] != bytes([0, 0, 8, dimensions]):
