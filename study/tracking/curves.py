@@ -52,7 +52,7 @@ def draw(readings: Iterable[Reading], title: str) -> bytes | None:
     rows, columns = math.ceil(len(panels) / 2), min(2, len(panels))
     with rc_context(RC):
         figure = Figure(figsize=(3.4 * columns, 2.1 * rows + 0.3))
-        figure.suptitle(title, x=0.01, ha="left", fontsize=9)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=9, parse_math=False)  # a label may hold a $
         for place, (name, those) in enumerate(panels.items(), 1):
             axes = figure.add_subplot(rows, columns, place, title=name, xlabel="step", xlim=(0, 1.02 * last + 1))
             _panel(axes, those)

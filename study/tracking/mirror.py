@@ -112,6 +112,7 @@ class Mirror:
                 if known.started_ms is None:
                     begun.remove(folder.name)
                     continue
+                complete = True
                 for entry in places.get(folder.name) or [facts.lone(folder.name, known.params)]:
                     experiment = deleted.experiment(tracker, entry.place)
                     if experiment.deleted or entry.signature in deleted.of(experiment):
@@ -119,8 +120,8 @@ class Mirror:
                     if not trusting and experiment.id not in held:
                         held[experiment.id] = tracker.runs(experiment)
                     push = Push(tracker, experiment, folder, entry, known, report, deep)
-                    push.run(held[experiment.id].get(folder.name, []) if experiment.id in held else None)
-                if known.ended_ms is not None:
+                    complete &= push.run(held[experiment.id].get(folder.name, []) if experiment.id in held else None)
+                if known.ended_ms is not None and complete:
                     self._settled[folder] = looks
             except Unreachable:
                 raise

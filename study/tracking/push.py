@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +94,12 @@ class Push:
         noted = self.notes.get(experiment.identity)
         self.progress = Progress(**noted) if noted else None
 
-    def run(self, held: "list[Known] | None") -> None:
-        """Bring the store up to date; ``held``: what it has of this run, or None if the note may be trusted."""
+    def run(self, held: "list[Known] | None") -> bool:
+        """Bring the store up to date; ``held``: what it has of this run, or None if the note may be trusted.
+
+        Returns:
+            Whether it took everything; a file that failed is a problem of the report, and never stops the numbers.
+        """
         if held is None and self.progress is None:
             held = self.tracker.runs(self.experiment, self.known.signature).get(self.known.signature, [])
         compare = self.deep
@@ -102,20 +107,19 @@ class Push:
             compare |= self._adopt(held)
         seen = self._seen()
         if self.progress is not None and self.progress.seen == seen and not compare:
-            return
+            return True
         before = self._noted()
         if self.progress is None:
             self._create()
         self._describe()
         self._points(compare)
-        self._artifacts()
+        complete = self._files()
         self._state()
-        if self.known.ended_ms is not None:
-            self._figure()
         assert self.progress is not None
-        self.progress.seen = seen
+        self.progress.seen = seen if complete else ""
         self.report.updated += before not in {None, self._noted()}
         self._note()
+        return complete
 
     def _adopt(self, held: "list[Known]") -> bool:
         """Settle on one tracked run, or none; true if its points must be compared with the journal."""
@@ -209,21 +213,40 @@ class Push:
         self.progress.last = {point.name: (point.step, repr(point.value)) for point in wanted}
         return missing
 
-    def _artifacts(self) -> None:
-        assert self.progress is not None
-        for name in ARTIFACTS:
-            path = self.folder / name
-            if name == "log.txt" and self.known.state == "running":
-                continue
+    def _files(self) -> bool:
+        """Artifacts and the figure; false if one failed."""
+        from study.tracking.tracker import Unreachable
+
+        names = [name for name in ARTIFACTS if name != "log.txt" or self.known.state != "running"]
+        sends = [partial(self._artifact, name) for name in names]
+        if self.known.ended_ms is not None:
+            sends.append(partial(self._figure))
+        complete = True
+        for send in sends:
             try:
-                digest = _digest(path.read_bytes())
-            except FileNotFoundError:
-                if self.progress.artifacts.pop(name, None) is not None:  # an earlier attempt's
-                    self.tracker.remove(self.progress.run_id, name)
-                continue
-            if self.progress.artifacts.get(name) != digest:
-                self.tracker.upload(self.progress.run_id, path)
-                self.progress.artifacts[name] = digest
+                send()
+            except Unreachable as error:  # no file will pass, of no run
+                problem = f"artifacts: {error}"
+                self.report.problems += [problem] if problem not in self.report.problems else []
+                return False
+            except Exception as error:
+                reason = " ".join(str(error).split())[:200]
+                self.report.problems.append(f"{self.folder}: {type(error).__name__}: {reason}")
+                complete = False
+        return complete
+
+    def _artifact(self, name: str) -> None:
+        assert self.progress is not None
+        path = self.folder / name
+        try:
+            digest = _digest(path.read_bytes())
+        except FileNotFoundError:
+            if self.progress.artifacts.pop(name, None) is not None:  # an earlier attempt's
+                self.tracker.remove(self.progress.run_id, name)
+            return
+        if self.progress.artifacts.get(name) != digest:
+            self.tracker.upload(self.progress.run_id, path)
+            self.progress.artifacts[name] = digest
 
     def _figure(self) -> None:
         """The curves, drawn once for each end of the run."""

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.request import getproxies
 
 from study.run.facts import Facts, Place, Point, param
 
@@ -97,6 +99,7 @@ class Tracker:
         self.uri, self.artifacts = uri, artifacts
         self._client = self._call(MlflowClient, uri, uri)
         self._experiments: dict[str, Experiment] = {}
+        self._no_files: Unreachable | None = None
         self.close()  # MLflow keeps connections for the life of a process, and the file may be another one by now
 
     @classmethod
@@ -290,8 +293,18 @@ class Tracker:
         self._call(write)
 
     def upload(self, run_id: str, path: Path, folder: str | None = None) -> None:
-        """Store a file under its own name in the run's artifacts: at the top, or in a folder there."""
-        self._call(self._client.log_artifact, run_id, str(path), folder)
+        """Store a file under its own name in the run's artifacts: at the top, or in a folder there.
+
+        Raises:
+            Unreachable: files find no place; then at once for all that follow, whose numbers are not to wait for it.
+        """
+        if self._no_files is not None:
+            raise self._no_files
+        try:
+            self._call(self._client.log_artifact, run_id, str(path), folder)
+        except Unreachable as error:
+            self._no_files = error
+            raise
 
     def remove(self, run_id: str, artifact: str) -> None:
         """Remove a file from the run's artifacts, if it is there."""
@@ -330,8 +343,12 @@ def _passing(error: Exception) -> bool:
 def _line(error: Exception) -> str:
     """The fault in one line, with what helps."""
     text = " ".join(str(error).split())
-    if "Invalid Host header" in text or "403" in text:
+    if "Invalid Host header" in text:  # what MLflow itself says
         return "the server refuses this Host header (403); start it with --allowed-hosts and the host:port of the URI"
+    if answer := re.search(r"error code (401|403|407)\b.*?(?:Response body: '(.*)')?$", text):
+        said = " ".join(re.sub(r"<style.*?</style>|<[^>]*>", " ", answer[2] or "").split())[:120]
+        proxy = "; a proxy is set, and no_proxy with the server's host goes past it" if getproxies() else ""
+        return f"the server, or a proxy before it, refuses ({answer[1]}){': ' if said else ''}{said}{proxy}"
     if "database or disk is full" in text or "No space left" in text:
         return "the disk is full; what is missing there follows from the runs once there is room"
     for sign, meaning in (

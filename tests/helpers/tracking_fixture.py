@@ -179,6 +179,7 @@ class Proxy:
 
     def __init__(self, port: int) -> None:
         self.port, self.fault, self.requests, self.host = port, lambda method, path: None, [], None
+        self.body = b"no"  # of an answer that is a status
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -190,7 +191,7 @@ class Proxy:
                     self.close_connection = True
                     return
                 if isinstance(fault, int):
-                    self.answer(fault, b"no")
+                    self.answer(fault, proxy.body)
                     return
                 server = HTTPConnection("127.0.0.1", proxy.port, timeout=60)
                 headers = dict(self.headers) | ({"Host": proxy.host} if proxy.host else {})

@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
 @pytest.fixture
 def proxy(server: Proxy, monkeypatch: pytest.MonkeyPatch) -> Proxy:
     monkeypatch.setattr(tracker, "PAUSES", (0.0,))
-    server.fault, server.requests, server.host = lambda method, path: None, [], None
+    server.fault, server.requests, server.host, server.body = lambda method, path: None, [], None, b"no"
     return server
 
 
@@ -266,6 +266,46 @@ def test_a_run_that_ended_has_a_figure_which_is_drawn_once(runs: Path, monkeypat
     assert mirror.sync().complete
     second = Path(client.download_artifacts(run["id"], "figures/training.png")).read_bytes()
     assert len(drawn) == 2 and second != first
+
+
+def test_files_that_find_no_place_stop_no_numbers_and_are_sent_later(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker, "PAUSES", ())
+    folders = [make(runs, seed, steps=2) for seed in range(2)]
+    (runs / "mlflow-artifacts").write_text("")  # no folder can be made there
+    mirror = Mirror(runs)
+    for _ in range(2):
+        report = mirror.sync()
+        assert report.error is None and len(report.problems) == 1 and report.problems[0].startswith("artifacts: ")
+        found = held(uri(runs)).values()
+        assert [(run["status"], len(run["points"])) for run in found] == [("FINISHED", 5)] * len(folders)
+    (runs / "mlflow-artifacts").unlink()
+    assert mirror.sync().complete
+    assert all("config.yaml" in artifacts(runs, run["id"]) for run in held(uri(runs)).values())
+
+
+def test_one_file_that_fails_stops_neither_the_numbers_nor_the_other_files(runs: Path) -> None:
+    folder = make(runs, steps=2)
+    (folder / "log.txt").mkdir()
+    (folder / "provenance.json").rename(folder / "kept")
+    (folder / "provenance.json").mkdir()
+    report = Mirror(runs).sync()
+    assert len(report.problems) == 2 and all(str(folder) in problem for problem in report.problems)
+    ((_, run),) = held(uri(runs)).items()
+    assert run["status"] == "FINISHED" and len(run["points"]) == 5
+    assert {"config.yaml", "provenance.diff"} <= artifacts(runs, run["id"])
+
+
+def test_a_label_that_is_no_formula_is_drawn_as_it_is(runs: Path) -> None:
+    folder = make(runs, steps=1)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line(2, {"train/excess_loss": -1.0}))
+    sweep(runs, [folder])
+    record = runs / "sweeps" / "momentum-smoke.json"
+    record.write_text(record.read_text().replace("m=0.99", r"$\\bad{$"))
+    ((_, run),) = synced(runs).items()
+    assert run["name"] == r"$\bad{$ seed=0" and "figures" in artifacts(runs, run["id"])
 
 
 def test_without_matplotlib_there_is_no_figure_and_no_fault(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -571,6 +611,17 @@ def test_preflight_asks_whether_the_server_takes_our_host_header(tmp_path: Path,
     with pytest.raises(UserError, match="--allowed-hosts") as caught:
         store.preflight(store.resolve(tmp_path, proxy.uri))
     assert "\n" not in str(caught.value)
+
+
+def test_a_refusal_is_told_as_what_answered_said_it(runs: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("http_proxy", raising=False)
+    proxy.fault, proxy.body = lambda method, path: 403, b"<html><h1>Access denied</h1> by gate.lab</html>"
+    with pytest.raises(UserError) as caught:
+        store.preflight(store.resolve(runs, proxy.uri))
+    assert str(caught.value).endswith(": the server, or a proxy before it, refuses (403): Access denied by gate.lab")
+    monkeypatch.setenv("http_proxy", proxy.uri)
+    with pytest.raises(UserError, match="no_proxy with the server's host goes past it"):
+        store.preflight(store.resolve(runs, "http://tracker.lab:5000"))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
