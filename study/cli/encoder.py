@@ -1,13 +1,13 @@
 """``study encoder export | probe``."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from study import strict
 from study.arguments import Parser
 from study.cli.overrides import read_overrides
 
@@ -143,7 +143,7 @@ def probe_command(arguments: argparse.Namespace) -> int:
         del final["knn_output"]
     if arguments.json:
         found = {"checkpoint": str(source.path), "signature": source.signature, "step": source.step, "final": final}
-        print(json.dumps(found))
+        print(strict.dumps(found))
     else:
         values = "".join(f"  {name} {value:.4g}" for name, value in final.items())
         print(f"{source.path}: {config.encoder.arch} on {config.data.name}{values}")

@@ -1,11 +1,11 @@
 """`study runs`: look at runs, carry them to MLflow and to files, and browse them."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from study import strict
 from study.arguments import Parser, decimal
 
 EPILOG = """\
@@ -48,7 +48,7 @@ After any accident: compares every point of every run with the store, sends what
 superseded values anew, merges doubles (the complete one stays), and ends dead runs that still say RUNNING."""
 
 
-STATES = ("pending", "running", "finished", "failed", "killed", "scheduled")
+STATES = ("pending", "running", "finished", "diverged", "failed", "killed", "scheduled")
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -140,7 +140,7 @@ def list_command(arguments: argparse.Namespace) -> int:
         raise UserError(f"command line: --state = {arguments.state}: allowed is {', '.join(STATES)}")
     runs = listing.runs(arguments.runs_dir, arguments.files)
     if arguments.state:
-        runs = [run for run in runs if run["state"] == arguments.state]
+        runs = [run for run in runs if listing.shown(run) == arguments.state]
     _print(arguments.json, runs, listing.table)
     return 0
 
@@ -258,7 +258,7 @@ def _report(arguments: argparse.Namespace, report: Any) -> int:
 
 def _print(as_json: bool, content: Any, render: Any) -> None:
     if as_json:
-        print(json.dumps(content, indent=1))
+        print(strict.dumps(content, indent=1))
         return
     from study.console import stdout
 

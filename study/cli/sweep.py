@@ -1,7 +1,6 @@
 """``study sweep plan | submit | status | logs | cancel``."""
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -10,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from study import strict
 from study.arguments import Parser, whole
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ ARGUMENTS = (
 )
 
 PLAN = """\
-states: done · running · pending (a cluster has it) · unknown (the cluster does not answer) · missing (never started,
-or stopped: it continues) · failed · blocked (a probe whose pre-training failed) · removed (submitted once, no longer
-in the grid: reported, never touched)
+states: done · diverged (done, without numbers: a result) · running · pending (a cluster has it) · unknown (the cluster
+does not answer) · missing (never started, or stopped: it continues) · failed · blocked (a probe whose pre-training
+failed) · removed (submitted once, no longer in the grid: reported, never touched)
 
 The cost comes from finished runs of the same shape in RUNS_DIR, or else from the sweep's header; the source is said."""
 
@@ -166,7 +166,7 @@ def plan_command(arguments: argparse.Namespace) -> int:
     allowed = slurm.limits() if arguments.cluster == "slurm" else None
     if arguments.json:
         cluster = asdict(allowed) if allowed else {}
-        print(json.dumps(plan.as_json(workers) | {"cluster": cluster}, ensure_ascii=False))
+        print(strict.dumps(plan.as_json(workers) | {"cluster": cluster}, ensure_ascii=False))
         return 0
     _show(plan, arguments)
     if allowed:
@@ -225,7 +225,7 @@ def _wait(sweep: "Sweep", arguments: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             return 130
-    return int(not plan.counts.keys() <= {"done", "removed"})
+    return int(not plan.counts.keys() <= {"done", "diverged", "removed"})
 
 
 def status_command(arguments: argparse.Namespace) -> int:
@@ -235,7 +235,7 @@ def status_command(arguments: argparse.Namespace) -> int:
 
     sweep = _load(arguments)
     if arguments.json:
-        print(json.dumps(_plan(sweep, arguments).as_json(1), ensure_ascii=False))
+        print(strict.dumps(_plan(sweep, arguments).as_json(1), ensure_ascii=False))
     elif arguments.watch:
         watch.watch(lambda: _plan(sweep, arguments), everything=arguments.all)
     else:

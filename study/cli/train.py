@@ -1,10 +1,10 @@
 """``study train``."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from study import strict
 from study.cli.overrides import read_overrides
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ the paper's value. `study train --list` shows every key. A run is named by the h
 RUNS_DIR/<signature>; starting it again continues it, and does nothing when it is finished.
 
 exit codes: 0 finished, or another process holds the run · 1 failed · 2 bad input · 85 saved, to be requeued (SIGUSR2)
-            130 Ctrl-C · 143 SIGTERM"""
+            130 Ctrl-C · 143 SIGTERM
+
+A run that diverges is finished, and a result: with --json "diverged" is its step (else null), its values are null."""
 
 
 def register(subparsers: "argparse._SubParsersAction[Parser]") -> None:
@@ -57,9 +59,8 @@ def register(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         "--list", action="store_true", help="show every key with its value here and what it means, and stop"
     )
     command.add_argument("--mlflow", action="store_true", help="push the run to MLflow beside the training")
-    command.add_argument(
-        "--json", action="store_true", help='the last line is {"signature", "dir", "final": {metric: value}}'
-    )
+    line = '{"signature", "dir", "diverged", "final": {metric: value}}'
+    command.add_argument("--json", action="store_true", help=f"the last line is {line}")
     command.rest = "arguments"
     command.set_defaults(func=run)
 
@@ -95,9 +96,12 @@ def run(arguments: argparse.Namespace) -> int:
         checkpoint_every=arguments.checkpoint_every,
     )
     if arguments.json:
-        print(json.dumps({"signature": outcome.signature, "dir": str(outcome.dir), "final": outcome.final}))
+        said = {"signature": outcome.signature, "dir": str(outcome.dir), "diverged": outcome.diverged}
+        print(strict.dumps(said | {"final": outcome.final}))
     elif outcome.state:
         found = "".join(f"  {name} {value:.4g}" for name, value in outcome.final.items())
+        if outcome.diverged is not None:
+            found = f"  diverged at step {outcome.diverged:,}"
         print(f"{outcome.state}: {outcome.dir}{found}")
     return outcome.exit_code
 

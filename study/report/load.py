@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from study import strict
 from study.config.reading import read_yaml
 from study.errors import UserError
 from study.report import histories
@@ -258,7 +259,7 @@ def _run(row: Mapping[str, Any]) -> Run:
         steps=int(row["steps"] or 0),
         config=json.loads(row["params"]),
         tags=json.loads(row["tags"]),
-        final={name: math.nan if value is None else float(value) for name, value in json.loads(row["final"]).items()},
+        final={name: strict.number(value) for name, value in json.loads(row["final"]).items()},
         train_seconds=float(row["train_seconds"] or 0.0),
         threads=int(row["threads"] or 1),
     )

@@ -1,12 +1,12 @@
 """Everything in ``results/``, from the exported runs and the sweeps' YAML: the same input gives the same bytes."""
 
-import json
 import os
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from study import strict
 from study.errors import UserError
 from study.report import document, figures, judge, load, page, style, tables
 from study.report.load import SweepRuns
@@ -68,7 +68,7 @@ def _write_sweep(sweep: SweepRuns, verdicts: Sequence[Verdict], folder: Path) ->
 
 def _write_page(scale: str, sections: Sequence[Section], folder: Path) -> None:
     verdicts = [verdict.as_json() for section in sections for verdict in section.verdicts]
-    _put(folder / "claims.json", json.dumps(verdicts, indent=1, ensure_ascii=False) + "\n")
+    _put(folder / "claims.json", strict.dumps(verdicts, indent=1, ensure_ascii=False) + "\n")
     blocks = page.blocks(scale, sections)
     _put(folder / "REPORT.md", document.to_markdown(blocks))
     names = [picture.name for section in sections for picture in section.pictures]

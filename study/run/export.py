@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from study import strict
 from study.errors import UserError
 from study.run import facts, files, journal
 from study.run.facts import Entry, Facts, Place
@@ -298,7 +299,7 @@ def _row(entry: Entry, known: Facts) -> dict[str, Any]:
         "ended_ms": known.ended_ms,
         "params": json.dumps(known.params, ensure_ascii=False),
         "tags": json.dumps(known.tags, sort_keys=True, ensure_ascii=False),
-        "final": json.dumps(known.final, sort_keys=True),
+        "final": strict.dumps(known.final, sort_keys=True),
     }
 
 
@@ -318,7 +319,7 @@ def _entry(row: dict[str, Any]) -> tuple[Entry, Facts]:
         row["threads"],
         json.loads(row["params"]),
         json.loads(row["tags"]),
-        json.loads(row["final"]),
+        {name: strict.number(value) for name, value in json.loads(row["final"]).items()},
     )
     return entry, known
 

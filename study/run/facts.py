@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from study.config.reading import flatten, read_yaml
 from study.errors import UserError
-from study.run import journal, provenance, status
+from study.run import provenance, status
 from study.run.journal import Reading
 from study.sweep.nearest import difference
 
@@ -169,7 +169,6 @@ def read(folder: Path, params: Mapping[str, Any], now: float | None = None) -> F
         ended = known.heartbeat  # it was last seen alive then
     attempts = origin.get("attempts", [])
     versions = origin.get("versions") or {}
-    final = {name: float(value) for name, value in known.final.items()}
     tags = {
         "study.attempt": str(known.attempt),
         "study.commit": origin.get("commit"),
@@ -179,7 +178,7 @@ def read(folder: Path, params: Mapping[str, Any], now: float | None = None) -> F
         "study.cores": None if origin.get("cores") is None else str(origin["cores"]),
         "study.gpus": ", ".join(origin.get("gpus") or []),
         "study.images": origin.get("images"),
-        DIVERGED: _diverged(folder, final, known.step),
+        DIVERGED: None if known.diverged is None or state != "finished" else str(known.diverged),
         **{f"study.version.{name}": version for name, version in sorted(versions.items())},
     }
     private = {
@@ -198,20 +197,9 @@ def read(folder: Path, params: Mapping[str, Any], now: float | None = None) -> F
         threads=known.threads,
         params=params,
         tags={name: value for name, value in tags.items() if value},
-        final=final if state == "finished" else {},
+        final=known.final if state == "finished" else {},
         private={name: value for name, value in private.items() if value},
     )
-
-
-def _diverged(folder: Path, final: Mapping[str, float], step: int) -> str | None:
-    """The first step whose reading was no number, of a run that ended without one; else None.
-
-    A probe of a pre-training that diverged has no readings: it diverged at the ``step`` where it stands.
-    """
-    if all(map(math.isfinite, final.values())):
-        return None
-    readings = journal.read(folder / "metrics.jsonl")
-    return str(min((reading.step for reading in readings if not math.isfinite(reading.value)), default=step))
 
 
 def _each(values: Iterable[Any]) -> list[str]:

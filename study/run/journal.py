@@ -3,10 +3,12 @@
 One JSON line a step, ``{"step": 12, "time_ms": 1790000000123, "metrics": {"train/loss": 8.3}}``, appended by a thread
 of its own, so that training never waits for the disk. A line counts once its newline is there: a torn one is dropped
 on reading and cut off before the next is appended. A continued run measures the steps since its checkpoint again;
-equal values are not written twice, and where a value differs the newest one counts.
+equal values are not written twice, and where a value differs the newest one counts. What is not finite is null, read
+as NaN, and its line says ``"diverged": true``; older journals, with a bare NaN or Infinity, are read too.
 """
 
 import json
+import math
 import os
 import threading
 import time
@@ -14,8 +16,9 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from study import strict
 from study.run import files
 
 WRITE_S = 0.5
@@ -62,7 +65,7 @@ def _parse(lines: Iterable[bytes], path: Path) -> Iterator[Reading]:
         try:
             record = json.loads(line)
             step, time_ms, metrics = record["step"], record["time_ms"], record["metrics"]
-            yield from [Reading(step, name, float(value), time_ms) for name, value in metrics.items()]
+            yield from [Reading(step, name, strict.number(value), time_ms) for name, value in metrics.items()]
         except (ValueError, KeyError, TypeError, AttributeError):
             damaged += 1
     if damaged:
@@ -108,7 +111,8 @@ class Journal:
         if self._error is not None:
             raise self._error
         time_ms = int(self._start_ms + time.monotonic() * 1000)
-        self._pending.append((step, time_ms, {name: float(value) for name, value in metrics.items()}))
+        numbers = {name: float(value) if math.isfinite(value) else math.nan for name, value in metrics.items()}
+        self._pending.append((step, time_ms, numbers))
 
     def flush(self) -> None:
         """Wait until all that was logged is on the disk.
@@ -179,7 +183,10 @@ class Journal:
                 self._known = self._replayed()
             new = {name: value for name, value in metrics.items() if self._known.pop((step, name), "") != repr(value)}
             if new:
-                lines.append(json.dumps({"step": step, "time_ms": time_ms, "metrics": new}, separators=(",", ":")))
+                line: dict[str, Any] = {"step": step, "time_ms": time_ms, "metrics": new}
+                if not all(map(math.isfinite, new.values())):
+                    line["diverged"] = True
+                lines.append(strict.dumps(line, separators=(",", ":")))
         content = memoryview("".join(f"{line}\n" for line in lines).encode())
         while content:
             content = content[os.write(self._descriptor, content) :]

@@ -1,6 +1,7 @@
 """Runs as a person or a program reads them: from their folders, or from exported files where there are none."""
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
 
 WIDE, WIDEST = 110, 150
 """Columns from which on the table has more of them, and all."""
-STYLES = {"finished": "green", "running": "cyan", "failed": "red", "killed": "yellow", "scheduled": "blue"}
+STYLES = {
+    "finished": "green",
+    "diverged": "bright_red",
+    "running": "cyan",
+    "failed": "red",
+    "killed": "yellow",
+    "scheduled": "blue",
+}
+"""``diverged``: finished, without numbers."""
 
 
 def runs(runs_dir: Path, files: Path) -> list[dict[str, Any]]:
@@ -70,6 +79,11 @@ def one(run: str, runs_dir: Path, files: Path) -> dict[str, Any]:
     }
 
 
+def shown(run: dict[str, Any]) -> str:
+    """The state of a summary as it is shown: a run that is finished without numbers has ``diverged``."""
+    return "diverged" if run["diverged"] is not None else str(run["state"])
+
+
 def table(found: list[dict[str, Any]], width: int) -> "RenderableType":
     """A line a run, a table a sweep."""
     from rich.console import Group
@@ -81,13 +95,17 @@ def table(found: list[dict[str, Any]], width: int) -> "RenderableType":
         place = f"{run['sweep']}-{run['scale']}".rstrip("-")
         if place not in tables:
             tables[place] = _empty(place, width, piped)
-        result = f"{run['metric']} {run['result']:.4g}" if run["result"] is not None else ""
+        state, result = shown(run), ""
+        if state == "diverged":
+            result = f"at step {run['diverged']}"
+        elif run["result"] is not None:
+            result = f"{run['metric']} {run['result']:.4g}"
         cells: list[Text | str] = [
             run["signature"] if piped else run["signature"][:8],
             run["name"],
-            Text(run["state"], STYLES.get(run["state"], "")),
+            Text(state, STYLES.get(state, "")),
             f"{run['step']}/{run['steps']}" if run["step"] != run["steps"] else str(run["steps"]),
-            "diverged" if run["diverged"] else result,
+            result,
         ]
         if width >= WIDEST:
             cells.insert(2, f"{run['from_scale']}: {run['difference']}" if run["from_scale"] else "")
@@ -113,7 +131,7 @@ def _empty(place: str, width: int, piped: bool) -> "Table":
         shown.add_column("differs from its scale", overflow="ellipsis", no_wrap=True, ratio=2)
     shown.add_column("state", width=9)
     shown.add_column("step", width=8, justify="right")
-    shown.add_column("result", width=11)
+    shown.add_column("result", width=13)
     if width >= WIDE:
         shown.add_column("try", width=3, justify="right")
         shown.add_column("minutes", width=7, justify="right")
@@ -134,18 +152,21 @@ def page(run: dict[str, Any], width: int) -> "RenderableType":
     head = Table.grid(padding=(0, 2))
     head.add_column(style="dim")
     head.add_column(overflow="fold")
+    state = f"{run['state']}, attempt {run['attempt']}, step {run['step']} of {run['steps']}"
+    if run["diverged"] is not None:
+        state += f", diverged at step {run['diverged']}"
     rows: list[tuple[str, Any]] = [
         ("run", run["signature"]),
         ("name", run["name"]),
         ("in", ", ".join(place["experiment"] for place in run["places"])),
         ("scale", f"{run['from_scale']}, but {run['difference']}" if run["difference"] else run["from_scale"]),
-        ("state", f"{run['state']}, attempt {run['attempt']}, step {run['step']} of {run['steps']}"),
+        ("state", state),
         ("error", run.get("error")),
-        ("results", "  ".join(f"{name} {value:.4g}" for name, value in run["final"].items())),
+        ("results", "  ".join(f"{name} {value:.4g}" for name, value in run["final"].items() if math.isfinite(value))),
         ("trained", f"{run['train_seconds']:.0f} s, {run['threads'] or '?'} thread(s)"),
         ("folder", run["source"]),
         ("tracked as", ", ".join(run.get("tracked", []))),
-        *((name.removeprefix("study."), value) for name, value in run["tags"].items()),
+        *((name.removeprefix("study."), value) for name, value in run["tags"].items() if name != facts.DIVERGED),
     ]
     for name, value in rows:
         if value:
@@ -198,7 +219,7 @@ def _summary(entry: Entry, known: Facts, source: str) -> dict[str, Any]:
         "steps": known.steps,
         "metric": metric,
         "result": known.final.get(metric),
-        "diverged": facts.DIVERGED in known.tags,
+        "diverged": int(known.tags[facts.DIVERGED]) if facts.DIVERGED in known.tags else None,
         "final": dict(known.final),
         "train_seconds": known.train_seconds,
         "threads": known.threads,

@@ -12,6 +12,7 @@ the lock and the log. Three threads write it (journal, checkpoint, heartbeat), s
 the disk; what they meet is raised by the next call.
 """
 
+import math
 import os
 import sys
 import threading
@@ -109,6 +110,11 @@ class RunRecord:
         return dict(self._status.final)
 
     @property
+    def diverged(self) -> int | None:
+        """The step at which it diverged, of a finished run that has no numbers for results."""
+        return self._status.diverged if self.finished else None
+
+    @property
     def attempt(self) -> int:
         return self._status.attempt
 
@@ -122,9 +128,11 @@ class RunRecord:
 
         Args:
             step: optimiser steps done when they were measured.
-            metrics: plain numbers, NaN and infinities included.
+            metrics: plain numbers; what is not finite is kept as NaN.
         """
         self._writing.journal.log(step, metrics)
+        if self._status.diverged is None and not all(map(math.isfinite, metrics.values())):
+            self._status.diverged = step
 
     def latest(self) -> tuple[int, "State"] | None:
         """Step and state (on the CPU) of the newest whole checkpoint, None without one; a damaged one is noted."""
@@ -192,12 +200,18 @@ class RunRecord:
         """The run is complete: all is synced, then the status says finished.
 
         Args:
-            final: its results under stable names.
+            final: its results under stable names; one that is not finite says that the run has diverged, at the first
+                step that was logged with such a reading, or else at the step where it stands.
         """
         writers = self._writing
         writers.checkpoints.drain()
         writers.journal.flush()
-        self._status.final = {name: float(value) for name, value in final.items()}
+        status = self._status
+        status.final = {name: float(value) for name, value in final.items()}
+        if all(map(math.isfinite, status.final.values())):
+            status.diverged = None
+        elif status.diverged is None:
+            status.diverged = status.step
         self._end("finished", None)
 
     @property

@@ -1,12 +1,14 @@
 """What a run is doing: ``status.json``, rewritten by its heartbeat, and what it means once the heart has stopped."""
 
 import json
+import math
 import os
 import socket
 import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from study import strict
 from study.errors import UserError
 from study.run import files
 
@@ -23,6 +25,8 @@ class Status:
 
     ``state``: running, finished, failed, killed (stopped, and continues when asked) or scheduled (stopped by its
     scheduler, which starts it again). ``train_seconds`` adds up over attempts, what was run twice included.
+    ``diverged``: the step whose reading was the first that is no number, of a run that ended without one; its ``final``
+    then holds NaN, null in the file.
     """
 
     signature: str
@@ -41,6 +45,7 @@ class Status:
     train_seconds: float = 0.0
     threads: int | None = None
     error: str | None = None
+    diverged: int | None = None
     final: dict[str, float] = field(default_factory=dict)
 
 
@@ -48,9 +53,13 @@ def read(folder: Path) -> Status | None:
     """The status of the run in ``folder`` as written; None if there is none, or none that can be read."""
     try:
         tree = json.loads((folder / FILE).read_bytes())
-        return Status(**{entry.name: tree[entry.name] for entry in fields(Status) if entry.name in tree})
-    except (OSError, ValueError, TypeError):
+        known = Status(**{entry.name: tree[entry.name] for entry in fields(Status) if entry.name in tree})
+        known.final = {name: strict.number(value) for name, value in known.final.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
+    if known.diverged is None and not all(map(math.isfinite, known.final.values())):
+        known.diverged = known.step  # written before the step was kept
+    return known
 
 
 def write(folder: Path, status: Status, *, durable: bool) -> None:
@@ -59,7 +68,7 @@ def write(folder: Path, status: Status, *, durable: bool) -> None:
     Raises:
         StorageError: it could not be written.
     """
-    files.write_atomic(folder / FILE, json.dumps(asdict(status), indent=1) + "\n", durable=durable)
+    files.write_atomic(folder / FILE, strict.dumps(asdict(status), indent=1) + "\n", durable=durable)
 
 
 def effective(folder: Path, now: float | None = None) -> str:

@@ -6,7 +6,6 @@ the key encoder. All of a backbone is read or nothing is: a prefix that fits not
 encoder, without a word. A head may be absent.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +105,7 @@ def finished(folder: Path, run: Config) -> Source | None:
         state = state if go_on else "not begun"
         raise UserError(f"{folder}: state = {state}: allowed is finished{go_on}")
     end = status.read(folder)
-    if end is not None and any(map(math.isnan, end.final.values())):
+    if end is not None and end.diverged is not None:
         return None
     found = checkpoint.latest(folder / "checkpoints", run.signature, warn=lambda line: None)
     if found is None or end is None or found[0] != end.steps:

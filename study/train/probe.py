@@ -82,12 +82,15 @@ def train_probe(
 
     losses: list[Tensor] = []
 
-    def read_losses(done: int) -> None:
-        """Journal the losses of the steps up to ``done`` that were not yet."""
+    def read_losses(done: int) -> int | None:
+        """Journal the losses of the steps up to ``done`` that were not yet; the step of one that is no number."""
         values = torch.stack(losses).tolist() if losses else []
+        losses.clear()
         for step, loss in enumerate(values, done - len(values) + 1):
             record.log(step, {"probe/loss": loss})
-        losses.clear()
+            if not math.isfinite(loss):
+                return step
+        return None
 
     with frozen(encoder), Progress(record, "probe", first, steps, probe.batch) as bar:
         every = np.arange(len(dataset.test.labels))
@@ -121,11 +124,14 @@ def train_probe(
 
             done = step + 1
             bar.update(done)
-            if done % steps_per_epoch == 0:
-                record.log(done, {"probe/top1": top1()})
+            epoch_ends = done % steps_per_epoch == 0
             due = done == steps or time.monotonic() - saved_at > CHECKPOINT_EVERY or record.stop
-            if len(losses) == READ_EVERY or due:
-                read_losses(done)
+            if (len(losses) == READ_EVERY or due or epoch_ends) and (diverged := read_losses(done)) is not None:
+                record.progress(step=diverged)
+                record.note(f"the loss is not finite at step {diverged}: the probe has diverged and ends here")
+                return {"probe/top1": math.nan}
+            if epoch_ends:
+                record.log(done, {"probe/top1": top1()})
             if due:
                 record.save(done, {"classifier": classifier.state_dict(), "optimiser": sgd.state_dict()})
                 saved_at = time.monotonic()

@@ -61,6 +61,8 @@ class Outcome:
     exit_code: int
     state: str = field(default="", compare=False)
     """What became of it, in a word or two; empty when another process holds the run."""
+    diverged: int | None = None
+    """The step at which it diverged."""
 
 
 Work = Callable[[RunRecord], dict[str, float]]
@@ -86,7 +88,7 @@ def train(config: Config, runtime: Runtime) -> Outcome:
     try:
         with record.start(runtime.runs_dir, config, command=list(runtime.command), images=digest) as run:
             if run.finished or work is None:
-                return Outcome(signature, folder, dict(run.final), 0, "finished already")
+                return Outcome(signature, folder, dict(run.final), 0, "finished already", run.diverged)
             threads = torch.get_num_threads()
             run.progress(threads=threads)
             if begun_with not in (None, threads):
@@ -96,7 +98,7 @@ def train(config: Config, runtime: Runtime) -> Outcome:
                 if not run.stop:
                     run.finish(final)
             state = "finished" if run.finished else "saved, to be continued"
-            return Outcome(signature, folder, dict(run.final), EXIT_CODE[run.stop], state)
+            return Outcome(signature, folder, dict(run.final), EXIT_CODE[run.stop], state, run.diverged)
     except RunLocked as locked:
         print(f"study: {locked}", file=sys.stderr)
         return Outcome(signature, folder, {}, 0)
@@ -158,7 +160,7 @@ class Pretraining:
     Attributes:
         stream: the batches.
         model: both encoders and the dictionary.
-        diverged: the loss was not finite, so no step follows.
+        diverged: the step whose loss was the first that is not finite, so no step follows; else None.
     """
 
     def __init__(self, run: RunRecord, config: Config, stream: Stream, device: torch.device, runtime: Runtime) -> None:
@@ -180,7 +182,7 @@ class Pretraining:
             if self.model.f_k is not None and self.model.f_k is not self.model.f_q:
                 self.model.f_k.compile()
         self.autocast = autocaster(config, device)
-        self.diverged = False
+        self.diverged: int | None = None
         self._unread: list[tuple[int, float, Tensor]] = []  # step, lr, (loss, accuracy) on the device
         self._first = 0
         if (saved := run.latest()) is not None:
@@ -205,11 +207,9 @@ class Pretraining:
                 due = config.consistency.every_steps and done % config.consistency.every_steps == 0
                 if due or len(self._unread) >= READ_EVERY or done == stream.steps:
                     self._read()
-                if self.diverged:
-                    print(
-                        f"study: the loss is not finite at step {done}: the run has diverged and ends here",
-                        file=sys.stderr,
-                    )
+                if self.diverged is not None:
+                    self.run.progress(step=self.diverged)
+                    self.run.note(f"the loss is not finite at step {self.diverged}: the run has diverged and ends here")
                     return
                 if due:
                     self.run.log(done, consistency.read(self.model, stream, done, config, self.autocast))
@@ -233,7 +233,7 @@ class Pretraining:
         Raises:
             Stopped: a signal arrived.
         """
-        if self.diverged:
+        if self.diverged is not None:
             return {"knn": math.nan, "knn_output": math.nan, "train/loss": math.nan}
         found = self._evaluate(self.stream.steps, linear=self.config.evaluation.linear_epochs > 0)
         self.run.log(self.stream.steps, found)
@@ -280,7 +280,7 @@ class Pretraining:
                 },
             )
             if not math.isfinite(loss):
-                self.diverged = True
+                self.diverged = step
                 return
 
     def _save(self, step: int) -> None:

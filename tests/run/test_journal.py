@@ -78,14 +78,24 @@ def test_any_float_survives_and_its_replay_is_recognised(tmp_path, value):
     write(path, (1, {"x": value}))
     write(path, (1, {"x": value}))
     (reading,) = journal.tail(path)[0]
-    assert repr(reading.value) == repr(value)
+    assert repr(reading.value) == repr(value if math.isfinite(value) else math.nan)
+
+
+def test_what_is_not_finite_is_null_and_said_and_an_old_journal_is_read(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write(path, (1, {"x": 1.0, "y": math.nan}), (2, {"x": math.inf}), (3, {"x": 2.0}))
+    found = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+    assert [line["metrics"] for line in found] == [{"x": 1.0, "y": None}, {"x": None}, {"x": 2.0}]
+    assert [line.get("diverged", False) for line in found] == [True, True, False]
+    path.write_text('{"step": 1, "time_ms": 5, "metrics": {"x": NaN, "y": Infinity}}\n')
+    assert [math.isfinite(reading.value) for reading in journal.read(path)] == [False, False]
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_journal_cut_at_any_byte_loses_the_torn_line_only(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("torn") / "metrics.jsonl"
-    floats = st.floats(allow_nan=False)
+    floats = st.floats(allow_nan=False, allow_infinity=False)
     entries = data.draw(st.lists(st.dictionaries(st.text(max_size=8).filter(_utf8), floats, min_size=1), min_size=1))
     write(path, *enumerate(entries))
     whole = path.read_bytes()

@@ -435,3 +435,32 @@ def test_a_heartbeat_that_would_pass_for_dead_is_refused(tmp_path, monkeypatch, 
     with pytest.raises(UserError, match=f"STUDY_HEARTBEAT_S = {text}: allowed is"), begin(tmp_path):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_ends_without_numbers_says_at_which_step_it_lost_them(tmp_path):
+    with begin(tmp_path) as run:
+        run.log(1, {"train/loss": 1.0})
+        run.log(2, {"train/loss": math.inf, "train/lr": 0.1})
+        run.log(3, {"train/loss": math.nan})
+        assert run.diverged is None
+        run.finish({"knn": math.nan, "linear": 0.5})
+    assert run.diverged == 2
+    text = (tmp_path / CONFIG.signature / "status.json").read_text()
+    tree = json.loads(text, parse_constant=pytest.fail)
+    assert tree["diverged"] == 2 and tree["final"] == {"knn": None, "linear": 0.5}
+    known = status.read(tmp_path / CONFIG.signature)
+    assert math.isnan(known.final["knn"]) and known.diverged == 2
+
+
+def test_a_reading_that_is_no_number_is_no_divergence_of_a_run_that_ends_with_them(tmp_path):
+    with begin(tmp_path) as run:
+        run.log(2, {"consistency/cosine_oldest": math.nan})
+        run.finish({"knn": 0.5})
+    assert run.diverged is None and status.read(tmp_path / CONFIG.signature).diverged is None
+
+
+def test_an_older_status_without_the_step_diverged_where_it_stood(tmp_path):
+    (tmp_path / "status.json").write_text(
+        '{"signature": "a", "state": "finished", "attempt": 1, "step": 7, "final": {"knn": NaN}}'
+    )
+    assert status.read(tmp_path).diverged == 7

@@ -235,3 +235,15 @@ def test_ages_are_spread_in_equal_ratios_over_the_reach() -> None:
     assert consistency.ages(16) == (1, 2, 4, 8, 16)
     assert consistency.ages(2) == (1, 2)
     assert consistency.ages(1) == (1,)
+
+
+@pytest.mark.parametrize("kind", ["queue", "bank", "in-batch"])
+def test_a_diverged_encoder_has_no_reading_that_is_no_number(kind: str) -> None:
+    K, m = (None if kind == "in-batch" else 96), (None if kind == "bank" else 0.9)
+    config = configure(dictionary={"kind": kind, "K": K}, m=m)
+    model, stream = trained(config, 3)
+    with torch.no_grad():
+        for parameter in model.f_q.parameters():
+            parameter.fill_(torch.nan)
+    reading = consistency.read(model, stream, 3, config, nullcontext)
+    assert "consistency/effective_rank" not in reading and np.isfinite(list(reading.values())).all()

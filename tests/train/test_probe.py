@@ -19,7 +19,7 @@ from study.data.views import sample
 from study.errors import UserError
 from study.model.moco import MoCo
 from study.rng import generator
-from study.run import record
+from study.run import record, status
 from study.train import interop, probe
 from study.train.probe import CropAndFlip, peak_lr, pretrained, train_probe
 from study.train.progress import Progress
@@ -175,6 +175,17 @@ def test_a_diverged_pretraining_reads_nan(tmp_path: Path) -> None:
     config = configure()
     pretrain(tmp_path, config, final={"knn": math.nan})
     assert math.isnan(run_probe(tmp_path, config)["probe/top1"])
+
+
+def test_a_probe_that_diverges_ends_at_that_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = configure(probe={"batch": BATCH, "epochs": 5, "lr": 1e38})
+    pretrain(tmp_path, config)
+    assert math.isnan(run_probe(tmp_path, config)["probe/top1"])
+    values = journal(tmp_path / config.signature)
+    (end,) = [step for (step, _), value in values.items() if value is None]
+    known = status.read(tmp_path / config.signature)
+    assert known is not None and known.diverged == known.step == end == max(step for step, _ in values) < 20
+    assert f"not finite at step {end}: the probe has diverged" in capfd.readouterr().err
 
 
 def test_lr_30_belongs_to_batch_256_and_another_batch_scales_it_and_says_so(tmp_path: Path) -> None:

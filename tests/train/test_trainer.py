@@ -20,7 +20,7 @@ from study.config.schema import Config
 from study.data import images
 from study.data.images import Images, Split
 from study.errors import UserError
-from study.run import checkpoint, journal
+from study.run import checkpoint, journal, status
 from study.run.record import RunRecord
 from study.train import trainer
 from study.train.trainer import Runtime, lr_at, train
@@ -226,10 +226,12 @@ def test_a_run_that_diverges_ends_and_says_so(
     change = {"optimiser": {"lr": 1e30, "epochs": 20}, "consistency": {"every_steps": every}}
     outcome = train(small(merge(MECHANISMS[mechanism], change)), Runtime(tmp_path, threads=1))
     assert outcome.exit_code == 0 and math.isnan(outcome.final["knn"])
-    assert "diverged" in capfd.readouterr().err
     found = readings(outcome.dir)
     ends = [step for step, name, value in found if name == "train/loss" and math.isnan(value)]
-    assert len(ends) == 1 and max(step for step, _, _ in found) == ends[0]
+    assert len(ends) == 1 and max(step for step, _, _ in found) == ends[0] == outcome.diverged
+    known = status.read(outcome.dir)
+    assert known is not None and known.diverged == known.step == ends[0] and known.steps == 60
+    assert f"not finite at step {ends[0]}: the run has diverged" in capfd.readouterr().err
     assert all(math.isfinite(value) for _, name, value in found if name.startswith("consistency/"))
 
 
