@@ -39,13 +39,14 @@ def test_every_command_that_a_program_reads_gives_json_of_a_run_that_diverged(
 
     trained = said("train", str(config), "--threads", "1")
     assert trained["diverged"] >= 1 and trained["final"]["knn"] is None
-    (listed,) = said("runs", "list", "--files", str(tmp_path / "none"))
+    (listed,) = said("runs", "list", "--state", "diverged")
+    assert said("runs", "list", "--state", "finished") == []
     shown = said("runs", "show", point.signature)
     assert listed["diverged"] == shown["diverged"] == trained["diverged"]
     assert listed["result"] is None and shown["history"]["train/loss"]["last"] is None
     for verb in ("plan", "status"):
         (row,) = said("sweep", verb, str(tmp_path / "small.yaml"), "--scale", "tiny")["points"]
-        assert row["final"]["knn"] is None
+        assert (row["state"], row["diverged"], row["final"]["knn"]) == ("diverged", trained["diverged"], None)
     folder = tmp_path / "runs" / point.signature
     read((folder / "status.json").read_text())
     for line in (folder / "metrics.jsonl").read_text().splitlines():

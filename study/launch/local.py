@@ -108,7 +108,7 @@ def _summary(pool: Pool, show: Progress) -> None:
     """What is left, and why; failed points with where to look."""
     by_state: dict[str, int] = {}
     for end in pool.ends.values():
-        by_state[end.state] = by_state.get(end.state, 0) + 1
+        by_state[end.shown] = by_state.get(end.shown, 0) + 1
     if by_state:  # otherwise the plan has said that there is nothing to run
         show.say(", ".join(f"{number} {state}" for state, number in by_state.items()))
     for end in pool.ends.values():

@@ -21,8 +21,9 @@ from study.run import status
 from study.run.status import Status
 from study.sweep.grid import Point, Sweep
 
-STATES = ("done", "running", "pending", "unknown", "missing", "failed", "blocked")
-"""``unknown``: the cluster did not answer. ``blocked``: the pre-training that a probe needs has failed."""
+STATES = ("done", "diverged", "running", "pending", "unknown", "missing", "failed", "blocked")
+"""``diverged``: done, without numbers. ``unknown``: the cluster did not answer. ``blocked``: the pre-training that a
+probe needs has failed."""
 
 LOOKED_AT = 12
 """Finished runs of other sweeps whose configs are read when this sweep has none to measure by; newest first."""
@@ -41,6 +42,16 @@ class Row:
     """Where the cost comes from."""
     note: str = ""
     """What the cluster says of it."""
+
+    @property
+    def diverged(self) -> int | None:
+        """The step at which it diverged, of a point that is done without numbers."""
+        return self.status.diverged if self.status and self.state == "done" else None
+
+    @property
+    def shown(self) -> str:
+        """`state` as it is shown and counted: ``diverged`` apart from ``done``."""
+        return self.state if self.diverged is None else "diverged"
 
     @property
     def error(self) -> str | None:
@@ -75,7 +86,7 @@ class Plan:
     @property
     def counts(self) -> dict[str, int]:
         """Points by state, those that occur, in the order of `STATES`."""
-        found = Counter(row.state for row in self.rows)
+        found = Counter(row.shown for row in self.rows)
         counts = {state: found[state] for state in STATES if found[state]}
         return counts | ({"removed": len(self.removed)} if self.removed else {})
 
@@ -116,7 +127,8 @@ class Plan:
                     "seed": row.point.seed,
                     "floor": row.point.floor,
                     "after": row.point.after,
-                    "state": row.state,
+                    "state": row.shown,
+                    "diverged": row.diverged,
                     "step": row.status.step if row.status else None,
                     "steps": row.status.steps if row.status else None,
                     "images_per_s": row.status.images_per_s if row.status else None,

@@ -68,6 +68,12 @@ class End:
     point: Point
     state: str
     detail: str = ""
+    diverged: bool = False
+
+    @property
+    def shown(self) -> str:
+        """`state` as it is shown and counted: ``diverged`` apart from ``done``."""
+        return "diverged" if self.diverged else self.state
 
 
 class Show(Protocol):
@@ -215,7 +221,7 @@ class Pool:
         point = child.point
         state, known = plans.state_of(self.runs_dir / point.signature)
         if state == "done":
-            self._end(End(point, "done", final(known)), time.monotonic() - child.since)
+            self._end(done(point, known), time.monotonic() - child.since)
         elif code == 0:
             # It found the run locked. Its holder may not show yet, or be gone already: `_follow` sees.
             self.state[point.signature] = "running"
@@ -259,7 +265,7 @@ class Pool:
                 continue
             self.elsewhere.remove(point)
             if state == "done":
-                self._end(End(point, "done", final(known)), 0.0)
+                self._end(done(point, known), 0.0)
             elif state == "failed" or self._takes.get(point.signature, 0) >= TAKES:
                 error = (known.error if known else None) or "another process holds it, and nothing runs"
                 self._end(End(point, "failed", error), 0.0)
@@ -307,6 +313,9 @@ def _saved(child: Child, known: Status | None) -> bool:
     return known is not None and known.pid == child.process.pid and known.state in ("killed", "scheduled")
 
 
-def final(known: Status | None) -> str:
-    """The first results of a finished run, on one line."""
-    return " ".join(f"{name} {value:.4g}" for name, value in list((known.final if known else {}).items())[:2])
+def done(point: Point, known: Status | None) -> End:
+    """A finished run, with the first of its results or the step at which it diverged."""
+    if known is not None and known.diverged is not None:
+        return End(point, DONE, f"at step {known.diverged:,}", diverged=True)
+    found = list((known.final if known else {}).items())[:2]
+    return End(point, DONE, " ".join(f"{name} {value:.4g}" for name, value in found))

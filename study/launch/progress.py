@@ -12,7 +12,7 @@ from rich.text import Text
 
 from study.launch.plan import Row, makespan
 from study.launch.pool import End, Pool
-from study.launch.table import duration, left_seconds, progress
+from study.launch.table import STYLE, duration, left_seconds, progress
 from study.run import status
 from study.sweep.grid import Point
 
@@ -50,9 +50,9 @@ class Progress:
     def ended(self, end: End, seconds: float) -> None:
         took = f" in {duration(seconds)}" if seconds else ""
         detail = f": {end.detail}" if end.detail else ""
-        colour = {"done": "green", "failed": "red", "blocked": "yellow"}.get(end.state, "")
+        colour = STYLE.get(end.shown, "")
         self.console.print(
-            Text.assemble((f"{end.state:<8}", colour), f" {end.point.name}{took}{detail}"), soft_wrap=True
+            Text.assemble((f"{end.shown:<8}", colour), f" {end.point.name}{took}{detail}"), soft_wrap=True
         )
 
     def say(self, line: str) -> None:

@@ -12,10 +12,11 @@ from study.run.status import Status
 
 LONGEST = 40
 """Lines that are shown of a long sweep."""
-FIRST = ("failed", "blocked", "running", "unknown", "pending", "missing", "done")
+FIRST = ("failed", "blocked", "diverged", "running", "unknown", "pending", "missing", "done")
 """What is left out last."""
 STYLE = {
     "done": "green",
+    "diverged": "bright_red",
     "running": "cyan",
     "pending": "blue",
     "unknown": "magenta",
@@ -79,6 +80,8 @@ def expected(plan: Plan, workers: int) -> str:
 def detail(row: Row, metric: str) -> str:
     """How far a point is, or what came out."""
     known = row.status
+    if row.diverged is not None:
+        return f"at step {row.diverged:,}"
     if row.state == "done":
         value = known.final.get(metric) if known else None
         return "" if value is None else f"{metric} {value:.3f}"
@@ -137,15 +140,15 @@ def _groups(plan: Plan, everything: bool) -> list[list[Row]]:
     for row in plan.rows:
         point = row.point
         arms.setdefault((tuple(point.labels.items()), point.floor, point.after is None), []).append(row)
-    return sorted(arms.values(), key=lambda rows: min(FIRST.index(row.state) for row in rows))
+    return sorted(arms.values(), key=lambda rows: min(FIRST.index(row.shown) for row in rows))
 
 
 def _columns(plan: Plan, rows: list[Row]) -> tuple[str, Text, str]:
     """Name, state and detail of a line."""
     first = rows[0]
     if len(rows) == 1:
-        return first.point.name, Text(first.state, STYLE[first.state]), detail(first, plan.sweep.metric)
-    states = Counter(row.state for row in rows)
+        return first.point.name, Text(first.shown, STYLE[first.shown]), detail(first, plan.sweep.metric)
+    states = Counter(row.shown for row in rows)
     text = ", ".join(f"{states[state]} {state}" for state in FIRST if states[state])
     return first.point.name.replace(f" seed={first.point.seed}", ""), Text(text), f"{len(rows)} seeds"
 

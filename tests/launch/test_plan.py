@@ -20,7 +20,7 @@ from sweep_files import sweep, write
 from study.cli import main as cli
 from study.cli import sweep as commands
 from study.errors import UserError
-from study.launch import plan, progress, record, table
+from study.launch import plan, pool, progress, record, table
 from study.run import status
 from study.sweep.grid import Point, load
 
@@ -202,6 +202,36 @@ def test_plan_and_status_are_json_for_a_program(tmp_path: Path, capsys: pytest.C
         assert tree["points"][0]["error"] == "ValueError: no"
         assert tree["points"][1]["images_per_s"] == 64.0
         assert [point["signature"] for point in tree["points"]] == [point.signature for point in found.points]
+
+
+def test_a_point_that_diverged_says_where_is_counted_apart_and_costs_nothing_more(tmp_path: Path) -> None:
+    found, runs = sweep(tmp_path, M), tmp_path / "runs"
+    a, b, _ = found.points
+    note(runs, a, "finished", final={"knn": 0.5}, step=16, steps=16)
+    note(runs, b, "finished", final={"knn": math.nan}, step=1200, steps=1600, diverged=1200)
+    plan_ = plan.make(found, runs)
+    assert plan_.counts == {"done": 1, "diverged": 1, "missing": 1} and [row.point.labels for row in plan_.to_run] == [
+        {"m": 0.9}
+    ]
+    shown = text(plan_)
+    line = next(line for line in shown.splitlines() if "m=0.5" in line)
+    assert line.split() == ["m=0.5", "seed=0", "diverged", "at", "step", "1,200"]
+    assert "3 points: 1 done, 1 diverged, 1 missing" in shown and "nan" not in shown
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system="standard")
+    console.print(table.of_status(plan_))
+    assert "\x1b[91mdiverged" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_launcher_says_of_a_point_that_it_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    point = sweep(tmp_path, M).points[0]
+    show = progress.Progress()
+    for final, step in (({"knn": math.nan}, 12), ({"knn": 0.5}, None)):
+        known = status.Status(point.signature, "finished", 1, final=final, diverged=step)
+        show.ended(pool.done(point, known), 3.0)
+    assert capsys.readouterr().err.splitlines() == [
+        f"diverged {point.name} in 3 s: at step 12",
+        f"done     {point.name} in 3 s: knn 0.5",
+    ]
 
 
 def test_status_shows_speed_and_time_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
