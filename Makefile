@@ -2,6 +2,7 @@
 #
 #   make reproduce [SWEEP=momentum] [SCALE=quick]   train a sweep, log it to MLflow, write results/$(SCALE)/
 #   make reproduce-all                              the paper's three tables
+#   make golden                                     the golden runs anew, after NUMERICS was raised
 #   make report | ui | test | test-hostile | lint | bench | torture | slurm | slurm-down
 
 SWEEP ?= momentum
@@ -12,11 +13,11 @@ INSTALLED := .venv/.installed
 UV ?= uv==0.13.9
 PIP := .venv/bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: help venv reproduce reproduce-all data report ui test test-hostile lint bench torture slurm slurm-down
+.PHONY: help venv reproduce reproduce-all data report ui test test-hostile lint golden bench torture slurm slurm-down
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '3,5s/^# *//p' Makefile
+	@sed -n '3,6s/^# *//p' Makefile
 
 venv: $(INSTALLED)
 
@@ -63,6 +64,9 @@ test-hostile: data
 	  OMP_NUM_THREADS=64 MKL_NUM_THREADS=64 MPLBACKEND=nonsense CUDA_VISIBLE_DEVICES=7 RANK=1 WORLD_SIZE=2 \
 	  .venv/bin/pytest --numprocesses 2 --dist loadfile tests/config tests/launch/test_plan.py tests/slurm/test_fake.py \
 	  tests/run/test_provenance.py tests/run/test_export.py tests/tracking/test_store.py
+
+golden: data
+	.venv/bin/python tests/helpers/golden.py
 
 bench: data
 	$(STUDY) bench

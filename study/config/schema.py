@@ -12,7 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SCHEMA = 1
-"""Part of every signature: raise it when the meaning of a field, or the numbers that it leads to, change."""
+"""Part of every signature: raise it when the meaning of a field changes."""
+
+NUMERICS = 1
+"""Which bits this code gives for a signature: raise it with whatever changes one, of training or of evaluation, and run
+`make golden`. A run's provenance keeps it; no signature has it, so that old runs stay what they are."""
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
