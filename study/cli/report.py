@@ -62,6 +62,8 @@ def report_command(args: argparse.Namespace) -> int:
         print(tables.to_text(each.table))
         for line in tables.missing(each.table):
             print(f"missing: {line}")
+        if apart := tables.made_apart(each.table):
+            print(f"note: its runs were {apart}")
         for verdict in each.verdicts:
             print(textwrap.fill(f"{verdict.answer.upper():9} {verdict.statement}", 80, subsequent_indent=" " * 10))
             if verdict.adjusted:

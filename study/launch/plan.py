@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from study.config import schema
 from study.config.reading import read_yaml, resolve
 from study.config.schema import Config
 from study.errors import UserError
 from study.launch import record
-from study.run import status
+from study.run import numerics, status
 from study.run.status import Status
 from study.sweep.grid import Point, Sweep
 
@@ -52,6 +53,12 @@ class Row:
     def shown(self) -> str:
         """`state` as it is shown and counted: ``diverged`` apart from ``done``."""
         return self.state if self.diverged is None else "diverged"
+
+    @property
+    def numerics(self) -> str:
+        """Which made it, or will have: those of its attempts, and this code's while it is not done."""
+        so_far = self.status.numerics if self.status else []
+        return numerics.text(so_far if self.state == "done" else [*so_far, schema.NUMERICS])
 
     @property
     def error(self) -> str | None:
@@ -132,6 +139,7 @@ class Plan:
                     "step": row.status.step if row.status else None,
                     "steps": row.status.steps if row.status else None,
                     "images_per_s": row.status.images_per_s if row.status else None,
+                    "numerics": row.numerics,
                     "error": row.error if row.state == "failed" else None,
                     "final": row.status.final if row.status else None,
                     "cost_seconds": row.cost,

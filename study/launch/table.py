@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from study.launch.plan import Plan, Row
+from study.run import numerics
 from study.run.status import Status
 
 LONGEST = 40
@@ -163,4 +164,6 @@ def _below(plan: Plan, groups: list[list[Row]], everything: bool) -> list[Text]:
     for gone in plan.removed[:LONGEST]:
         lines.append(Text(f"{gone.name} ({gone.signature}) is no longer in the grid: {gone.state}", "yellow"))
     lines.append(Text(f"{len(plan.rows):,} points: {counts(plan)}"))
+    if said := numerics.apart(row.numerics for row in plan.rows):
+        lines.append(Text(said + " (what is left, by this code)" * bool(plan.to_run), "yellow"))
     return lines

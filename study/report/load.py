@@ -21,6 +21,7 @@ from study.config.reading import read_yaml
 from study.errors import UserError
 from study.report import histories
 from study.report.histories import CURVES, Histories
+from study.run import numerics
 from study.sweep.grid import Label
 
 _UNREADABLE = (OSError, KeyError, TypeError, pa.ArrowException, json.JSONDecodeError)
@@ -53,6 +54,11 @@ class Run:
     def diverged(self) -> bool:
         """The loss, or the features, were no longer finite."""
         return any(not math.isfinite(value) for value in self.final.values())
+
+    @property
+    def numerics(self) -> str:
+        """Which numerics made it."""
+        return self.tags.get("study.numerics", numerics.FIRST)
 
     @property
     def is_probe(self) -> bool:

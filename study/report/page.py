@@ -103,6 +103,8 @@ def _section(section: Section, first: bool) -> list[Block]:
     missing = tables.missing(table)
     if missing:
         found.append(Text(f"Missing: {'; '.join(missing)}."))
+    if apart := tables.made_apart(table):
+        found.append(Text(f"The runs of this table were {apart}."))
     found += section.pictures[1 if first else 0 :]
     if section.verdicts:
         found.append(Heading(3, f"{sweep.title}: what the verdicts rest on"))
@@ -149,7 +151,7 @@ def deviations(scale: str) -> Grid:
     return Grid(["no.", "what", "paper", "here", "why", "could it change a verdict?"], rows, 6)
 
 
-_ORIGIN = ("commit", "dirty", "python", "torch", "cpu", "gpus")
+_ORIGIN = ("commit", "dirty", "numerics", "python", "torch", "cpu", "gpus")
 """Last parts of the tags that say where a run came from; hosts and paths stay out of the page."""
 
 

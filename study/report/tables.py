@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from study import metrics
 from study.report.histories import CURVES, OLDEST
 from study.report.load import Arm, SweepRuns, show
+from study.run import numerics
 
 DIVERGED = "diverged"
 
@@ -155,6 +156,11 @@ def missing(table: Table) -> list[str]:
         if reasons:
             found.append(f"{row.arm.name}: n = {row.n} of {row.arm.planned} ({', '.join(reasons)})")
     return found
+
+
+def made_apart(table: Table) -> str:
+    """That runs of the table were made by different numerics; empty when they were not."""
+    return numerics.apart(run.numerics for run in table.sweep.runs if run.state == "finished")
 
 
 _LEGEND = {

@@ -38,7 +38,7 @@ def begin(folder: Path, config: Config, command: Sequence[str], images: str | No
     attempts = closed(earlier, "killed", before.heartbeat if before else now)
     origin = provenance.collect(command)
     number = max(len(attempts), before.attempt if before else 0) + 1  # either file may be damaged
-    attempt = {key: origin[key] for key in ("host", "pid", "job_id")} | {
+    attempt = {key: origin[key] for key in ("host", "pid", "job_id", "numerics")} | {
         "attempt": number,
         "code": provenance.fingerprint(origin),
         "started": now,
@@ -58,6 +58,7 @@ def begin(folder: Path, config: Config, command: Sequence[str], images: str | No
         started=attempts[0]["started"],
         train_seconds=before.train_seconds if before else 0.0,
         threads=before.threads if before else None,
+        numerics=sorted({*(before.numerics if before else []), origin["numerics"]}),
     )
     statuses.write(folder, status, durable=True)
     return status

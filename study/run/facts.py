@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from study.config.reading import flatten, read_yaml
 from study.errors import UserError
-from study.run import provenance, status
+from study.run import numerics, provenance, status
 from study.run.journal import Reading
 from study.sweep.nearest import difference
 
@@ -178,6 +178,7 @@ def read(folder: Path, params: Mapping[str, Any], now: float | None = None) -> F
         "study.cores": None if origin.get("cores") is None else str(origin["cores"]),
         "study.gpus": ", ".join(origin.get("gpus") or []),
         "study.images": origin.get("images"),
+        "study.numerics": numerics.text(known.numerics),
         DIVERGED: None if known.diverged is None or state != "finished" else str(known.diverged),
         **{f"study.version.{name}": version for name, version in sorted(versions.items())},
     }

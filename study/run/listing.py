@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from study.console import UNBOUNDED
 from study.errors import UserError
-from study.run import facts, journal, provenance, status
+from study.run import facts, journal, numerics, provenance, status
 from study.run.facts import Entry, Facts
 from study.sweep.nearest import difference
 
@@ -85,11 +85,12 @@ def shown(run: dict[str, Any]) -> str:
 
 
 def table(found: list[dict[str, Any]], width: int) -> "RenderableType":
-    """A line a run, a table a sweep."""
+    """A line a run, a table a sweep; below it what its arms have apart."""
     from rich.console import Group
     from rich.text import Text
 
     tables: dict[str, Table] = {}
+    made: dict[str, list[str]] = {}
     piped = width >= UNBOUNDED
     for run in found:
         place = f"{run['sweep']}-{run['scale']}".rstrip("-")
@@ -117,6 +118,12 @@ def table(found: list[dict[str, Any]], width: int) -> "RenderableType":
                 time.strftime("%F %R", time.localtime(started / 1000)) if started else "",
             ]
         tables[place].add_row(*cells)
+        if run["sweep"] != facts.LONE and run["state"] == "finished":
+            made.setdefault(place, []).append(run["numerics"])
+    for place, those in made.items():
+        if said := numerics.apart(those):
+            tables[place].caption = Text(f"{place}: {said}", "yellow")
+            tables[place].caption_justify = "left"
     return Group(*tables.values())
 
 
@@ -223,6 +230,7 @@ def _summary(entry: Entry, known: Facts, source: str) -> dict[str, Any]:
         "final": dict(known.final),
         "train_seconds": known.train_seconds,
         "threads": known.threads,
+        "numerics": known.tags.get("study.numerics", numerics.FIRST),
         "started_ms": known.started_ms,
         "ended_ms": known.ended_ms,
         "source": source,

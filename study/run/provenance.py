@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import study
+from study.config import schema
 from study.run import files
 
 FILE, DIFF = "provenance.json", "provenance.diff"
@@ -37,6 +38,7 @@ def collect(command: Sequence[str]) -> dict[str, Any]:
     """
     return {
         **code(),
+        "numerics": schema.NUMERICS,
         "command": list(command),
         "versions": versions(),
         "host": socket.gethostname(),
@@ -163,7 +165,7 @@ def read(folder: Path) -> dict[str, Any]:
     """``provenance.json`` of the run in ``folder``; empty if there is none, or none that can be read.
 
     The top level describes the newest attempt; ``attempts`` lists them all, oldest first, as {attempt, host, pid,
-    job_id, code, started, ended, state} with Unix seconds.
+    job_id, numerics, code, started, ended, state} with Unix seconds.
     """
     try:
         found = json.loads((folder / FILE).read_bytes())

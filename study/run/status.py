@@ -25,6 +25,7 @@ class Status:
 
     ``state``: running, finished, failed, killed (stopped, and continues when asked) or scheduled (stopped by its
     scheduler, which starts it again). ``train_seconds`` adds up over attempts, what was run twice included.
+    ``numerics``: each that an attempt was made by; [1] of a status from before they were kept.
     ``diverged``: the step whose reading was the first that is no number, of a run that ended without one; its ``final``
     then holds NaN, null in the file.
     """
@@ -44,6 +45,7 @@ class Status:
     ended: float | None = None
     train_seconds: float = 0.0
     threads: int | None = None
+    numerics: list[int] = field(default_factory=lambda: [1])
     error: str | None = None
     diverged: int | None = None
     final: dict[str, float] = field(default_factory=dict)

@@ -17,13 +17,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from study.config import schema
 from study.config.schema import Config
 from study.data import images
 from study.data.stream import Batch, Stream
 from study.errors import UserError
 from study.model.moco import MoCo
 from study.rng import generator
-from study.run import provenance, record, status
+from study.run import numerics, provenance, record, status
 from study.run.lock import RunLocked
 from study.run.record import RunRecord
 from study.train import consistency, probe
@@ -93,6 +94,9 @@ def train(config: Config, runtime: Runtime) -> Outcome:
             run.progress(threads=threads)
             if begun_with not in (None, threads):
                 run.note(f"begun with {begun_with} threads and continued with {threads}: other bits than unbroken")
+            if before is not None and before.numerics != [schema.NUMERICS]:
+                earlier = numerics.text(before.numerics)
+                run.note(f"begun by numerics {earlier} and continued by {schema.NUMERICS}: other bits than unbroken")
             with suppress(Stopped):
                 final = work(run)
                 if not run.stop:

@@ -19,6 +19,7 @@ from sweep_files import sweep, write
 
 from study.cli import main as cli
 from study.cli import sweep as commands
+from study.config import schema
 from study.errors import UserError
 from study.launch import plan, pool, progress, record, table
 from study.run import status
@@ -220,6 +221,23 @@ def test_a_point_that_diverged_says_where_is_counted_apart_and_costs_nothing_mor
     console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system="standard")
     console.print(table.of_status(plan_))
     assert "\x1b[91mdiverged" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_plan_says_when_its_arms_are_made_by_different_numerics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, runs = sweep(tmp_path, M), tmp_path / "runs"
+    a, b, _ = found.points
+    monkeypatch.setattr(schema, "NUMERICS", 1)
+    note(runs, a, "finished", final={"knn": 0.5})
+    note(runs, b, "killed", step=3, steps=16)
+    assert "numerics" not in text(plan.make(found, runs))
+    monkeypatch.setattr(schema, "NUMERICS", 2)
+    said = " ".join(text(plan.make(found, runs)).split())
+    assert (
+        "different numerics, so not to be compared in every digit: 1 by 1, 1 by 1+2, 1 by 2 (what is left, by" in said
+    )
+    assert [row["numerics"] for row in plan.make(found, runs).as_json(1)["points"]] == ["1", "1+2", "2"]
 
 
 def test_a_launcher_says_of_a_point_that_it_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

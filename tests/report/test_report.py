@@ -87,6 +87,22 @@ def test_a_floor_that_no_seed_changes_is_one_number(made: Path, tmp_path: Path) 
     assert rows(tables.to_csv(tables.build(one(tmp_path))))["raw pixels"]["n"] == "2"
 
 
+def test_arms_made_by_different_numerics_are_named_on_the_page(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "different numerics" not in (made / "REPORT.md").read_text()
+    runs, out = tmp_path / "runs", tmp_path / "results"
+    shutil.copytree(STORED / "runs", runs)
+    file = runs / "momentum-quick.runs.parquet"
+    found = pq.read_table(file).to_pylist()
+    for run in found[:2]:
+        run["tags"] = json.dumps(json.loads(run["tags"]) | {"study.numerics": "2"})
+    pq.write_table(pa.Table.from_pylist(found, schema=RUNS), file)
+    assert cli.main(["report", "--runs", str(runs), "--out", str(out), "--sweeps", str(SMALL)]) == 0
+    said = f"made by different numerics, so not to be compared in every digit: {len(found) - 2} by 1, 2 by 2"
+    assert said in capsys.readouterr().out and said in (out / "quick" / "REPORT.md").read_text()
+
+
 def test_a_run_that_diverged_is_no_number(made: Path, tmp_path: Path) -> None:
     assert "m = 0.999: n = 2 of 3 (1 diverged)" in (made / "REPORT.md").read_text()
     sweep = grid.load(SMALL / "momentum.yaml", "quick")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from study.config import schema
 from study.config.reading import merge, resolve
 from study.config.schema import Config
 from study.data import images
@@ -171,6 +172,20 @@ def test_a_run_continues_with_the_threads_it_began_with(
     train(small(), Runtime(tmp_path, threads=1))
     assert torch.get_num_threads() == 1
     assert "begun with 2 threads and continued with 1" in capfd.readouterr().err
+
+
+def test_a_run_continued_by_other_numerics_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(RunRecord, "stop", "SIGTERM")
+        train(small(), Runtime(tmp_path, threads=1))
+        train(small(), Runtime(tmp_path, threads=1))
+    assert "numerics" not in capfd.readouterr().err
+    before = schema.NUMERICS
+    monkeypatch.setattr(schema, "NUMERICS", before + 1)
+    train(small(), Runtime(tmp_path, threads=1))
+    assert f"begun by numerics {before} and continued by {before + 1}" in capfd.readouterr().err
 
 
 def test_accumulation_is_one_key_update_and_one_enqueue_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
