@@ -248,6 +248,8 @@ class _Meter:
         epochs, batch = _passes(config)
         if known is None or known.state != "finished" or not known.train_seconds or not known.steps or not epochs:
             return
+        if known.diverged is not None:
+            return  # it ended before its last step
         seconds = known.train_seconds * (known.threads or 1 if self.unit == "core" else 1)
         self.rates.setdefault(_shape(config), []).append(seconds / (known.steps * batch))
         if config.data.train_images is None:

@@ -214,6 +214,8 @@ def test_a_point_that_diverged_says_where_is_counted_apart_and_costs_nothing_mor
     assert plan_.counts == {"done": 1, "diverged": 1, "missing": 1} and [row.point.labels for row in plan_.to_run] == [
         {"m": 0.9}
     ]
+    note(runs, b, "finished", final={"knn": math.nan}, step=1200, steps=1600, diverged=1200, train_seconds=5.0)
+    assert plan.make(found, runs).seconds is None, "a run that ended early is no measure of a whole one"
     shown = text(plan_)
     line = next(line for line in shown.splitlines() if "m=0.5" in line)
     assert line.split() == ["m=0.5", "seed=0", "diverged", "at", "step", "1,200"]
