@@ -10,7 +10,7 @@ from pathlib import Path
 
 from study import strict
 from study.errors import UserError
-from study.run import files
+from study.run import files, journal
 
 STALE_S = 60.0
 """A running run whose heartbeat is older than this many seconds is dead."""
@@ -60,8 +60,14 @@ def read(folder: Path) -> Status | None:
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     if known.diverged is None and not all(map(math.isfinite, known.final.values())):
-        known.diverged = known.step  # written before the step was kept
+        known.diverged = _first_without_number(folder, known.step)
     return known
+
+
+def _first_without_number(folder: Path, step: int) -> int:
+    """Where a run diverged whose status is older than ``diverged``: by its journal, else the ``step`` it is at."""
+    readings = journal.read(folder / "metrics.jsonl")
+    return min((reading.step for reading in readings if not math.isfinite(reading.value)), default=step)
 
 
 def write(folder: Path, status: Status, *, durable: bool) -> None:

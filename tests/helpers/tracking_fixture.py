@@ -81,6 +81,7 @@ def set_status(folder: Path, **over: Any) -> None:
     known = status.read(folder) or Status(
         folder.name, "running", 1, step=20, started=START_S, train_seconds=12.5, threads=1
     )
+    known.diverged = None  # as before it was kept: what reading found is not written down
     for name, value in over.items():
         setattr(known, name, value)
     if known.state == "running":

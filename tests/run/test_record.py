@@ -459,8 +459,12 @@ def test_a_reading_that_is_no_number_is_no_divergence_of_a_run_that_ends_with_th
     assert run.diverged is None and status.read(tmp_path / CONFIG.signature).diverged is None
 
 
-def test_an_older_status_without_the_step_diverged_where_it_stood(tmp_path):
+def test_an_older_status_without_the_step_diverged_where_its_journal_says_or_else_where_it_stood(tmp_path):
     (tmp_path / "status.json").write_text(
         '{"signature": "a", "state": "finished", "attempt": 1, "step": 7, "final": {"knn": NaN}}'
     )
     assert status.read(tmp_path).diverged == 7
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 4, "time_ms": 5, "metrics": {"a": 1.0}}\n{"step": 5, "time_ms": 5, "metrics": {"a": Infinity}}\n'
+    )
+    assert status.read(tmp_path).diverged == 5

@@ -370,7 +370,7 @@ def test_a_diverged_run_shows_its_curves_up_to_the_step_where_it_says_that_it_di
         file.write(line(2, {"train/loss": 3.0}))
         file.write('{"step": 3, "time_ms": 5, "metrics": {"train/loss": Infinity, "train/lr": NaN}}\n')
         file.write('{"step": 4, "time_ms": 5, "metrics": {"train/loss": NaN}}\n')
-    set_status(folder, state="finished", final={"knn": float("nan"), "train/loss": float("nan")}, diverged=3)
+    set_status(folder, state="finished", final={"knn": float("nan"), "train/loss": float("nan")})
     assert mirror.sync().complete
     ((_, run),) = held(uri(runs)).items()
     assert run["tags"]["diverged"] == "3" and "Diverged at step 3" in run["tags"]["mlflow.note.content"]
@@ -385,7 +385,7 @@ def test_a_diverged_run_shows_its_curves_up_to_the_step_where_it_says_that_it_di
 
 
 def test_a_probe_of_a_diverged_pretraining_has_diverged_where_it_stands(runs: Path) -> None:
-    make(runs, steps=0, final={"probe/top1": float("nan")}, step=0, diverged=0)
+    make(runs, steps=0, final={"probe/top1": float("nan")}, step=0)
     ((_, run),) = synced(runs).items()
     assert run["tags"]["diverged"] == "0" and run["points"] == []
 
